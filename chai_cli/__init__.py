@@ -1,0 +1,1 @@
+"""chai: a file of prompts into videos, reusing what related prompts already rendered."""

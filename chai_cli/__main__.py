@@ -1,0 +1,3 @@
+from chai_cli.app import main
+
+main()

@@ -1,0 +1,265 @@
+"""What a model family must offer, and the list of models that are known by name. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chai_cli.errors import ChaiError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from chai_cli.prompts import Settings
+
+SAMPLED = 65_536  # bytes read at the head and the tail of each weight file to tell one version from another
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """A model: where it is, what it likes. Sizes in pixels, memory in GiB for bf16 weights (fp32 for the embedded one)."""
+
+    name: str
+    family: str
+    source: str
+    licence: str = "unknown"
+    parameters: str = "?"
+    height: int = 480
+    width: int = 832
+    num_frames: int = 81
+    fps: int = 16
+    num_inference_steps: int = 50
+    guidance_scale: float = 5.0
+    flow_shift: float | None = None
+    max_sequence_length: int = 512
+    memory: float | None = None
+    unknown_words: Callable[[str], list[str]] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a model runs. `None` lets chai choose: cuda in bfloat16, then mps, then the CPU in float32."""
+
+    device: str | None = None
+    dtype: str | None = None
+    offload: str = "none"
+    attention_backend: str | None = None
+    compile: bool = False
+    vae_tiling: bool = False
+    lora: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt as the transformer reads it: embeddings [1, L, D] on the CPU, and those of the negative prompt."""
+
+    cond: torch.Tensor
+    uncond: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Look:
+    """Settings with every choice made."""
+
+    negative_prompt: str
+    seed: int
+    height: int
+    width: int
+    num_frames: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    scheduler: str
+
+
+class Backbone(Protocol):
+    """A loaded model. One instance serves any number of requests and keeps nothing of one for the next."""
+
+    record: ModelRecord
+    device: torch.device
+    fingerprint: str
+
+    def encode(self, prompt: str, look: Look) -> Text:
+        """Run the text encoder."""
+
+    def release_text_encoder(self) -> None:
+        """Free the accelerator of the text encoder if it weighs much there; `encode` brings it back."""
+
+    def free_memory(self) -> None:
+        """Give back what a failed request left on the device."""
+
+    def schedule(self, look: Look) -> Any:
+        """A fresh diffusers scheduler with its timesteps set."""
+
+    def noise(self, look: Look) -> torch.Tensor:
+        """Seeded noise [1, C, T, H, W] in float32, drawn on the CPU."""
+
+    def velocity(
+        self, latents: torch.Tensor, timestep: torch.Tensor, text: Text, guidance_scale: float, context: dict[str, Any]
+    ) -> tuple[torch.Tensor, int]:
+        """The guided prediction of the model and the number of forwards it took."""
+
+    def decode(self, latents: torch.Tensor) -> np.ndarray:
+        """Latents [1, C, T, H, W] to frames, uint8 [T', H', W', 3]."""
+
+
+def embedded_record() -> ModelRecord:
+    from chai_cli.embedded import captions, world
+
+    return ModelRecord(
+        name="embedded",
+        family="wan",
+        source=str(Path(__file__).parents[1] / "embedded" / "weights"),
+        licence="Apache-2.0",
+        parameters="5 M",
+        height=world.HEIGHT,
+        width=world.WIDTH,
+        num_frames=world.FRAMES,
+        fps=world.FPS,
+        num_inference_steps=30,
+        guidance_scale=3.0,
+        flow_shift=3.0,
+        max_sequence_length=64,
+        memory=0.1,
+        unknown_words=captions.unknown_words,
+    )
+
+
+RECORDS: dict[str, Callable[[], ModelRecord]] = {
+    "embedded": embedded_record,
+    "wan2.1-t2v-1.3b": lambda: ModelRecord(
+        name="wan2.1-t2v-1.3b",
+        family="wan",
+        source="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+        licence="Apache-2.0",
+        parameters="1.3 B",
+        flow_shift=3.0,
+        memory=16,
+    ),
+    "wan2.1-t2v-14b": lambda: ModelRecord(
+        name="wan2.1-t2v-14b",
+        family="wan",
+        source="Wan-AI/Wan2.1-T2V-14B-Diffusers",
+        licence="Apache-2.0",
+        parameters="14 B",
+        height=720,
+        width=1280,
+        flow_shift=5.0,
+        memory=48,
+    ),
+}
+
+FAMILIES = {"wan": "chai_cli.backbones.wan:WanBackbone"}
+PIPELINES = {"WanPipeline": "wan"}
+
+
+def find_record(model: str) -> ModelRecord:
+    """The record of a model by chai's name, by folder, or by hub id (`owner/name`).
+
+    Raises:
+        ChaiError: nothing of that name, or a family chai cannot run.
+    """
+    if model in RECORDS:
+        return RECORDS[model]()
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return record_of_folder(model, folder)
+    for make in RECORDS.values():
+        if make().source == model:
+            return make()
+    if model.count("/") == 1 and not model.startswith((".", "~", "/")):
+        return ModelRecord(name=model, family="wan", source=model)
+    raise ChaiError(
+        f"no model named {model!r}: give one of {', '.join(RECORDS)}, a folder with a model_index.json, or a hub id owner/name"
+    )
+
+
+def record_of_folder(model: str, folder: Path) -> ModelRecord:
+    """A record for a pipeline saved to disk, with the size that its configuration makes natural."""
+    index = read_json(folder / "model_index.json", f"{model} is not a diffusers pipeline: it has no readable model_index.json")
+    pipeline = str(index.get("_class_name"))
+    if pipeline not in PIPELINES:
+        raise ChaiError(f"{model} is a {pipeline}, which chai cannot run yet; it runs {', '.join(PIPELINES)}")
+    return ModelRecord(name=model, family=PIPELINES[pipeline], source=str(folder))
+
+
+def read_json(path: Path, complaint: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        raise ChaiError(complaint) from None
+    if not isinstance(found, dict):
+        raise ChaiError(complaint)
+    return found
+
+
+def local_folder(record: ModelRecord) -> Path | None:
+    """The folder with the model's files if they are on this disk already."""
+    folder = Path(record.source).expanduser()
+    if folder.is_dir() or folder.is_absolute():
+        return folder if folder.is_dir() else None
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    found = try_to_load_from_cache(record.source, "model_index.json", cache_dir=constants.HF_HUB_CACHE)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def identity(folder: Path) -> str:
+    """Tells one version of a model's files from another without reading them whole: names, sizes, heads and tails."""
+    digest = hashlib.blake2b(digest_size=12)
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".json", ".safetensors", ".bin", ".model")):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLED))
+            if size > SAMPLED:
+                file.seek(max(SAMPLED, size - SAMPLED))
+                digest.update(file.read(SAMPLED))
+    return digest.hexdigest()
+
+
+def known_identity(record: ModelRecord) -> str | None:
+    """`identity` of the model's files, or None while they are not on this disk."""
+    folder = local_folder(record)
+    return identity(folder) if folder else None
+
+
+def resolve(record: ModelRecord, settings: Settings, scheduler: str | None) -> Look:
+    """Every choice a request leaves open, made by the model."""
+    picked = {
+        name: getattr(settings, name) if getattr(settings, name) is not None else getattr(record, name)
+        for name in ("height", "width", "num_frames", "fps", "num_inference_steps", "guidance_scale")
+    }
+    return Look(settings.negative_prompt, settings.seed, scheduler=scheduler or "default", **picked)
+
+
+def load(record: ModelRecord, placement: Placement) -> Backbone:
+    """Load a model, downloading it first if it is a hub id that is not on disk.
+
+    Raises:
+        ChaiError: files missing or broken, hub unreachable, or a placement this machine cannot do.
+    """
+    folder = local_folder(record) or download(record)
+    module, name = FAMILIES[record_of_folder(record.name, folder).family].split(":")
+    made: Backbone = getattr(importlib.import_module(module), name)(replace(record), folder, placement)
+    return made
+
+
+def download(record: ModelRecord) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(record.source, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
+    except Exception as error:  # the hub client raises dozens of kinds; all mean the same here
+        kind = type(error).__name__
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise ChaiError(
+            f"cannot download {record.source}: {kind}{offline}. Check the name and the connection, or give --model a folder"
+        ) from None

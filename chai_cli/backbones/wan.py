@@ -1,0 +1,211 @@
+"""The Wan family: Wan 2.1 and 2.2 text-to-video, and the embedded model, all through diffusers' `WanPipeline`."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+from diffusers.utils import logging as diffusers_logging
+from diffusers.utils.torch_utils import randn_tensor
+from transformers.utils import logging as transformers_logging
+
+from chai_cli.backbones.base import Look, ModelRecord, Placement, Text, identity
+from chai_cli.errors import ChaiError
+
+SCHEDULERS = {"euler": FlowMatchEulerDiscreteScheduler, "unipc": UniPCMultistepScheduler}
+HEAVY = 2**30  # bytes; a text encoder beyond this leaves the accelerator while the transformer works
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, or the best there is.
+
+    Raises:
+        ChaiError: this machine has no such device.
+    """
+    if name is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ChaiError(f"this machine has no device {name!r}; try --device cpu, or leave --device out") from None
+    return device
+
+
+def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    names = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    if name is not None:
+        return names[name]
+    return torch.float32 if device.type == "cpu" else torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
+def weigh(module: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+class WanBackbone:
+    """A `WanPipeline` taken apart: the same parts in the same order, with the loop left to `denoise.py`."""
+
+    def __init__(self, record: ModelRecord, folder: Path, placement: Placement) -> None:
+        self.record = record
+        self.device = choose_device(placement.device)
+        self.dtype = choose_dtype(placement.dtype, self.device)
+        if placement.offload != "none" and self.device.type == "cpu":
+            raise ChaiError(f"--offload {placement.offload} needs a GPU; leave it out on the CPU")
+        self.offload = placement.offload
+        for library in (diffusers_logging, transformers_logging):
+            library.disable_progress_bar()
+            library.set_verbosity_error()
+        try:
+            vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float32)
+            self.pipe = WanPipeline.from_pretrained(folder, vae=vae, dtype=self.dtype)
+        except Exception as error:  # the loaders raise whatever the broken file makes them raise
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise ChaiError(f"cannot load {record.name} from {folder}: {said[0][:200]}") from None
+        if placement.vae_tiling:
+            self.pipe.vae.enable_tiling()
+        for lora in placement.lora:
+            self.add_lora(lora)
+        self.place(placement)
+        said = json.dumps([type(self.pipe).__name__, str(self.dtype), record.max_sequence_length, placement.lora])
+        self.fingerprint = hashlib.blake2b((said + identity(folder)).encode(), digest_size=12).hexdigest()
+
+    def add_lora(self, lora: str) -> None:
+        """Load adapter weights; `path:0.8` sets their strength."""
+        path, _, strength = lora.rpartition(":") if lora.rpartition(":")[2].replace(".", "", 1).isdigit() else (lora, "", "1")
+        name = f"lora{len(getattr(self.pipe.transformer, 'peft_config', {}))}"
+        try:
+            self.pipe.load_lora_weights(path, adapter_name=name)
+            self.pipe.set_adapters(name, float(strength)) if name == "lora0" else self.pipe.set_adapters(
+                [f"lora{i}" for i in range(int(name[4:]) + 1)]
+            )
+        except Exception as error:  # missing peft, missing file, foreign keys: all are one sentence to the user
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise ChaiError(f"cannot use --lora {lora}: {said[0][:200]}") from None
+
+    def place(self, placement: Placement) -> None:
+        if placement.attention_backend:
+            try:
+                for transformer in self.transformers():
+                    transformer.set_attention_backend(placement.attention_backend)
+            except Exception as error:  # unknown names and missing packages raise different kinds
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                raise ChaiError(f"cannot use --attention-backend {placement.attention_backend}: {said[0][:300]}") from None
+        if self.offload == "model":
+            self.pipe.enable_model_cpu_offload(device=self.device)
+        elif self.offload == "group":
+            self.pipe.enable_group_offload(self.device, num_blocks_per_group=1, use_stream=self.device.type == "cuda")
+        else:
+            self.pipe.to(self.device)
+        if placement.compile:
+            for transformer in self.transformers():
+                transformer.compile_repeated_blocks()
+
+    def transformers(self) -> list[Any]:
+        return [t for t in (self.pipe.transformer, self.pipe.transformer_2) if t is not None]
+
+    @torch.no_grad()
+    def encode(self, prompt: str, look: Look) -> Text:
+        encoder = self.pipe.text_encoder
+        if self.offload == "none" and encoder.device != self.device:
+            encoder.to(self.device)
+        cond, uncond = self.pipe.encode_prompt(
+            prompt,
+            look.negative_prompt,
+            do_classifier_free_guidance=look.guidance_scale > 1,
+            max_sequence_length=self.record.max_sequence_length,
+            device=self.device,
+        )
+        dtype = self.transformers()[0].dtype
+        return Text(cond.to("cpu", dtype), None if uncond is None else uncond.to("cpu", dtype))
+
+    def release_text_encoder(self) -> None:
+        if self.offload == "none" and self.device.type != "cpu" and weigh(self.pipe.text_encoder) > HEAVY:
+            self.pipe.text_encoder.to("cpu")
+            self.free_memory()
+
+    def free_memory(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def schedule(self, look: Look) -> Any:
+        own = self.pipe.scheduler
+        made = SCHEDULERS.get(look.scheduler, type(own))
+        shift = self.record.flow_shift or own.config.get("flow_shift") or own.config.get("shift") or 1.0
+        if made is UniPCMultistepScheduler:
+            scheduler = made.from_config(own.config, flow_shift=shift, use_flow_sigmas=True, prediction_type="flow_prediction")
+        else:
+            scheduler = made.from_config(own.config, shift=shift)
+        scheduler.set_timesteps(look.num_inference_steps, device=self.device)
+        return scheduler
+
+    def latent_shape(self, look: Look) -> tuple[int, int, int, int, int]:
+        """[1, C, T, H, W].
+
+        Raises:
+            ChaiError: a size the model cannot make.
+        """
+        space, time = self.pipe.vae_scale_factor_spatial, self.pipe.vae_scale_factor_temporal
+        patch = self.transformers()[0].config.patch_size
+        step = max(16, space * patch[1], space * patch[2])
+        if look.height % step or look.width % step:
+            raise ChaiError(f"height and width must be multiples of {step}, not {look.height} and {look.width}")
+        if (look.num_frames - 1) % time:
+            near = (look.num_frames - 1) // time * time + 1
+            raise ChaiError(f"num_frames must be a multiple of {time} plus 1, not {look.num_frames}; {near} is the next lower")
+        channels = self.transformers()[0].config.in_channels
+        return 1, channels, (look.num_frames - 1) // time + 1, look.height // space, look.width // space
+
+    def noise(self, look: Look) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(look.seed)
+        return randn_tensor(self.latent_shape(look), generator=generator, device=self.device, dtype=torch.float32)
+
+    @torch.no_grad()
+    def velocity(
+        self, latents: torch.Tensor, timestep: torch.Tensor, text: Text, guidance_scale: float, context: dict[str, Any]
+    ) -> tuple[torch.Tensor, int]:
+        model = self.pipe.transformer
+        boundary = self.pipe.config.boundary_ratio
+        if boundary is not None and timestep < boundary * self.pipe.scheduler.config.num_train_timesteps:
+            model = self.pipe.transformer_2
+        times = timestep.expand(latents.shape[0])
+        if self.pipe.config.expand_timesteps:  # Wan 2.2 5B: one time for each token
+            cells = torch.ones_like(latents[:, 0, :, ::2, ::2]).flatten(1)
+            times = cells * timestep
+        inputs = latents.to(model.dtype)
+
+        def forward(name: str, embeds: torch.Tensor) -> torch.Tensor:
+            with model.cache_context(name, **context):
+                out: torch.Tensor = model(
+                    hidden_states=inputs,
+                    timestep=times,
+                    encoder_hidden_states=embeds.to(self.device),
+                    return_dict=False,
+                )[0]
+            return out
+
+        cond = forward("cond", text.cond)
+        if guidance_scale <= 1 or text.uncond is None:
+            return cond, 1
+        uncond = forward("uncond", text.uncond)
+        return uncond + guidance_scale * (cond - uncond), 2
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> np.ndarray:
+        vae = self.pipe.vae
+        latents = latents.to(self.device, vae.dtype)
+        shape = (1, vae.config.z_dim, 1, 1, 1)
+        mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents)
+        std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents)
+        video = vae.decode(latents / std + mean, return_dict=False)[0]
+        frames = self.pipe.video_processor.postprocess_video(video, output_type="np")[0]
+        return (np.asarray(frames) * 255).round().astype(np.uint8)

@@ -1,0 +1,257 @@
+"""A run over many requests: resume, one failure is one row, nothing half done."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, resolve
+from chai_cli.errors import ChaiError
+from chai_cli.progress import Progress
+from chai_cli.prompts import BadLine, Request
+from chai_cli.report import Report, Row
+from chai_cli.video import enlargement
+
+if TYPE_CHECKING:
+    from chai_cli.backbones.base import Text
+    from chai_cli.render import Renderer
+
+WAVE = 256  # prompts encoded before the transformer runs: bounds the memory of embeddings
+PACKAGES = ("chai-cli", "torch", "diffusers", "transformers")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a whole run is done."""
+
+    out: Path
+    record: ModelRecord
+    placement: Placement
+    method: str = "dense"
+    scheduler: str | None = None
+    scale: int | None = None
+    metadata: bool = True
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request with every choice made, and the file it becomes."""
+
+    request: Request
+    look: Look
+    file: str
+    wanted: dict[str, Any]
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass
+class Batch:
+    """One run. `rows` holds every outcome so far, also after an interruption."""
+
+    options: Options
+    progress: Progress
+    rows: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scratch = self.options.out / ".chai"
+        self.versions = versions()
+        self.identity = known_identity(self.options.record)
+
+    def scale(self, look: Look) -> int:
+        return self.options.scale or enlargement(look.height, look.width)
+
+    def job(self, request: Request) -> Job:
+        options = self.options
+        look = resolve(options.record, request.settings, options.scheduler)
+        wanted = {
+            "prompt": request.prompt,
+            **asdict(look),
+            "model": options.record.name,
+            "weights": self.identity,
+            "method": options.method,
+            "dtype": options.placement.dtype,
+            "lora": list(options.placement.lora),
+            "scale": self.scale(look),
+            "metadata": options.metadata,
+        }
+        return Job(request, look, f"{request.name}.mp4", json.loads(json.dumps(wanted)))
+
+    def row(self, job: Job, status: str, **found: Any) -> Row:
+        look, request = job.look, job.request
+        return Row(
+            id=request.id or request.name,
+            index=request.index,
+            prompt=request.prompt,
+            status=status,
+            file=job.file,
+            seed=look.seed,
+            height=look.height,
+            width=look.width,
+            num_frames=look.num_frames,
+            fps=look.fps,
+            method=self.options.method,
+            model=self.options.record.name,
+            request=job.wanted,
+            unknown_words=self.unknown(request.prompt),
+            versions=self.versions,
+            **found,
+        )
+
+    def unknown(self, prompt: str) -> list[str]:
+        ask = self.options.record.unknown_words
+        return ask(prompt) if ask else []
+
+    def split(self, requests: Iterable[Request], report: Report) -> tuple[list[Job], list[Job]]:
+        """Jobs to do, and jobs that an earlier run finished."""
+        todo: list[Job] = []
+        finished: list[Job] = []
+        for request in requests:
+            job = self.job(request)
+            there = not self.options.overwrite and report.finished(job.file, job.wanted)
+            (finished if there else todo).append(job)
+        return todo, finished
+
+    def plan(self, requests: list[Request]) -> tuple[list[Job], list[Job]]:
+        """What `run` would do and skip. Touches nothing."""
+        return self.split(requests, Report(self.options.out / "report.jsonl"))
+
+    def run(self, requests: list[Request], bad: list[BadLine], load: Callable[[], Renderer]) -> None:
+        """Render every request that is not there yet.
+
+        Args:
+            load: Gives the renderer; called only if there is something to render.
+
+        Raises:
+            ChaiError: nothing can be rendered at all (no such model, the folder cannot be written, another run is there).
+            KeyboardInterrupt: passed on; rows so far are on disk, unfinished files are gone.
+        """
+        try:
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.scratch / "lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ChaiError(f"another chai gen is writing to {self.options.out}; wait for it or choose another --out") from None
+        except OSError as error:
+            raise ChaiError(f"cannot write to {self.options.out}: {error.strerror or error}; choose another --out") from None
+        try:
+            for torn in self.scratch.glob("*.part*"):
+                torn.unlink()
+            report = Report(self.options.out / "report.jsonl")
+            todo, finished = self.split(requests, report)
+            self.rows += [self.row(job, "skipped", why="already rendered") for job in finished]
+            self.warn_unknown(todo)
+            self.progress.start(len(todo) + len(bad))
+            for line in bad:
+                self.record(report, bad_row(line, self.versions))
+            if todo:
+                renderer = load()
+                for start in range(0, len(todo), WAVE):
+                    self.wave(todo[start : start + WAVE], renderer, report)
+        finally:
+            self.progress.stop()
+            lock.release()
+
+    def warn_unknown(self, jobs: list[Job]) -> None:
+        """Name each word the model has never seen once, with the first prompts it stands in."""
+        places: dict[str, list[int]] = {}
+        for job in jobs:
+            for word in self.unknown(job.request.prompt):
+                places.setdefault(word, []).append(job.request.index)
+        if places:
+            told = [f"{word} (prompt {places[word][0]})" for word in list(places)[:20]]
+            more = f" and {len(places) - 20} more, named in the rows" if len(places) > 20 else ""
+            name = self.options.record.name
+            self.progress.note(f"the {name} model does not know these words, and guesses: {', '.join(told)}{more}")
+
+    def wave(self, jobs: list[Job], renderer: Renderer, report: Report) -> None:
+        """Encode some prompts, then render them."""
+        texts: dict[tuple[str, str, bool], tuple[Text, float]] = {}
+        ready = []
+        for job in jobs:
+            key = (job.request.prompt, job.look.negative_prompt, job.look.guidance_scale > 1)
+            try:
+                if key not in texts:
+                    texts[key] = renderer.encode(job.request.prompt, job.look)
+                    ready.append((job, texts[key]))
+                else:
+                    ready.append((job, (texts[key][0], 0.0)))
+            except Exception as error:
+                self.fail(job, error, renderer, report)
+        renderer.backbone.release_text_encoder()
+        for job, text in ready:
+            self.progress.begin(job.request.name)
+            try:
+                made = renderer.render(
+                    job.request.name, job.request.prompt, job.look, text, self.options.out / job.file, self.progress.step
+                )
+            except Exception as error:
+                self.fail(job, error, renderer, report)
+                continue
+            why = "decoded the latents kept from an earlier run" if made.latents_reused else ""
+            self.record(
+                report,
+                self.row(
+                    job,
+                    "done",
+                    why=why,
+                    steps=made.steps,
+                    model_calls=made.model_calls,
+                    seconds={key: round(value, 4) for key, value in made.seconds.items()},
+                    peak_memory_mib=round(made.peak_memory_mib, 1),
+                ),
+            )
+
+    def fail(self, job: Job, error: Exception, renderer: Renderer, report: Report) -> None:
+        """One failed prompt is one row; the traceback goes to `.chai/errors.log`, memory is given back."""
+        from chai_cli.render import is_out_of_memory
+
+        with (self.scratch / "errors.log").open("a", encoding="utf-8", errors="replace") as log:
+            log.write(f"{job.file}\n{''.join(traceback.format_exception(error))}\n")
+        if is_out_of_memory(error):
+            look = job.look
+            why = (
+                f"out of memory at {look.width}x{look.height}, {look.num_frames} frames: try --offload model, "
+                "--vae-tiling, fewer --num-frames or a smaller --height and --width"
+            )
+        else:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            why = said[0] if isinstance(error, ChaiError) else f"{type(error).__name__}: {said[0]} (see .chai/errors.log)"
+        error.__traceback__ = None
+        renderer.backbone.free_memory()
+        self.record(report, self.row(job, "failed", why=why[:500]))
+
+    def record(self, report: Report, row: Row) -> None:
+        self.rows.append(row)
+        try:
+            report.append(row)
+        except OSError as error:
+            raise ChaiError(f"cannot write {report.path}: {error.strerror or error}; free some space and run again") from None
+        self.progress.end(row)
+
+
+def bad_row(line: BadLine, found: dict[str, str]) -> Row:
+    return Row(
+        id=f"line-{line.line}",
+        index=line.index,
+        prompt=line.text,
+        status="failed",
+        why=f"line {line.line}: {line.why}",
+        versions=found,
+    )

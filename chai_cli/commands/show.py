@@ -1,0 +1,46 @@
+"""`chai show`: the command that repeats a video."""
+
+from __future__ import annotations
+
+import json as json_module
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+OPTIONS = (
+    "model",
+    "method",
+    "num_inference_steps",
+    "scheduler",
+    "guidance_scale",
+    "negative_prompt",
+    "seed",
+    "height",
+    "width",
+    "num_frames",
+    "fps",
+)
+
+
+def command(comment: dict[str, Any]) -> str:
+    """A shell line that renders the same video again; the prompt goes in as one JSON line, whatever is in it."""
+    words = ["chai", "gen", "-", "--out", "videos"]
+    for name in OPTIONS:
+        value = comment.get(name)
+        if value not in (None, "", "default"):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    prompt = json_module.dumps({"prompt": comment["prompt"]}, ensure_ascii=False)
+    return f"printf '%s\\n' {shlex.quote(prompt)} | {shlex.join(words)}"
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="An mp4 that chai wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the settings as JSON instead.")] = False,
+) -> None:
+    """Print the command that repeats a video."""
+    from chai_cli.video import read_comment
+
+    comment = read_comment(file)
+    typer.echo(json_module.dumps(comment, ensure_ascii=False) if json else command(comment))

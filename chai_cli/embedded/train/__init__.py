@@ -1,0 +1,1 @@
+"""Training of the embedded model from scratch: `python -m chai_cli.embedded.train {vae,text,dit,clip,judge}`."""

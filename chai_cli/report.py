@@ -1,0 +1,147 @@
+"""Report rows: appended to `report.jsonl` as they happen, and the table at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt's outcome.
+
+    Attributes:
+        status: `done`, `skipped` (already there), or `failed`.
+        why: The reason of a failure or of a miss.
+        reuse: `hit` or `miss`; `none` for methods that reuse nothing.
+        seconds: By part: text, retrieval, denoise, decode, write, total.
+        request: What was asked, model and method included: a later run compares it.
+    """
+
+    id: str
+    index: int
+    prompt: str
+    status: str
+    file: str = ""
+    why: str = ""
+    reuse: str = "none"
+    seed: int | None = None
+    height: int | None = None
+    width: int | None = None
+    num_frames: int | None = None
+    fps: int | None = None
+    steps: int = 0
+    model_calls: int = 0
+    method: str = ""
+    model: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_memory_mib: float = 0.0
+    unknown_words: list[str] = field(default_factory=list)
+    request: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Report:
+    """`report.jsonl` of one output folder. A line torn by a kill is dropped before the next is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last = {row["file"]: row for row in read_rows(path) if row.get("status") == "done"}
+
+    def finished(self, file: str, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The row of an earlier run that rendered exactly this request into this file."""
+        row = self.last.get(file)
+        return row if row and row.get("request") == request and (self.path.parent / file).is_file() else None
+
+    def append(self, row: Row) -> None:
+        with self.path.open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(row.json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if row.status == "done":
+            self.last[row.file] = asdict(row)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All whole rows of a report; a missing file has none."""
+    rows = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("file"), str):
+            rows.append(row)
+    return rows
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+
+
+def clip_text(text: str, length: int = 48) -> str:
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * length]).split())
+    return plain if len(plain) <= length and len(text) <= 4 * length else plain[: length - 1] + "…"
+
+
+def table(rows: Iterable[Row], shown: int = 40) -> Table:
+    """A rich table of the run: what was rendered or failed (the last `shown` of them), and totals."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = list(rows)
+    told = [row for row in rows if row.status != "skipped"]
+    made = Table(title=None, show_lines=False, expand=False)
+    made.add_column("#", justify="right")
+    made.add_column("prompt", overflow="ellipsis", no_wrap=True, max_width=44)
+    for heading in ("seed", "size", "steps", "calls", "denoise", "decode", "total s"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    made.add_column("outcome", overflow="fold")
+    for row in told[-shown:]:
+        size = f"{row.width}x{row.height}x{row.num_frames}" if row.width else ""
+        times = [f"{row.seconds[key]:.2f}" if key in row.seconds else "" for key in ("denoise", "decode", "total")]
+        outcome = row.status if row.status == "done" else f"{row.status}: {clip_text(row.why, 120)}"
+        cells = [str(row.index), clip_text(row.prompt), "" if row.seed is None else str(row.seed), size]
+        cells += [str(row.steps or ""), str(row.model_calls or ""), *times, outcome]
+        made.add_row(*(Text(cell) for cell in cells))
+    if len(told) > shown:
+        made.caption = f"the last {shown} of {len(told)} rows; all are in report.jsonl"
+    return made
+
+
+def summary(rows: Iterable[Row], wall: float) -> str:
+    """One line of totals and percentiles."""
+    rows = list(rows)
+    done = [row.seconds["total"] for row in rows if row.status == "done"]
+    counts = {status: sum(row.status == status for row in rows) for status in ("done", "skipped", "failed")}
+    parts = [f"{counts['done']} rendered"]
+    parts += [f"{counts[status]} {status}" for status in ("skipped", "failed") if counts[status]]
+    parts.append(f"{wall:.1f} s in all")
+    if done:
+        parts.append(f"per video median {statistics.median(done):.2f} s, p90 {percentile(done, 0.9):.2f} s")
+        parts.append(f"peak memory {max(row.peak_memory_mib for row in rows):.0f} MiB")
+    return ", ".join(parts)

@@ -1,0 +1,44 @@
+"""Full-step rendering with no reuse: the reference for quality and time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+
+from chai_cli.backbones.base import Look
+from chai_cli.reuse.base import Plan, Step
+
+
+class Dense:
+    """Every step from noise to clean.
+
+    Args:
+        record: Steps whose entering latents are kept.
+        stop_step: Stop before this step.
+        latents: Go on at `start_step` from these latents instead of noise.
+    """
+
+    name = "dense"
+
+    def __init__(
+        self,
+        record: frozenset[int] = frozenset(),
+        stop_step: int | None = None,
+        start_step: int = 0,
+        latents: Tensor | None = None,
+    ) -> None:
+        self.chosen = Plan(start_step, stop_step, record)
+        self.latents = latents
+
+    def plan(self, look: Look) -> Plan:
+        return self.chosen
+
+    def start(self, noise: Tensor, plan: Plan) -> Tensor:
+        return noise if self.latents is None else self.latents.to(noise)
+
+    def around(self, step: Step) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def after(self, step: Step, latents: Tensor) -> Tensor:
+        return latents
