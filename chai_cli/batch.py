@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, resolve
-from chai_cli.errors import ChaiError
+from chai_cli.errors import ChaiError, first_line
 from chai_cli.progress import Progress
 from chai_cli.prompts import BadLine, Request
 from chai_cli.report import Report, Row
@@ -231,11 +231,11 @@ class Batch:
                 "--vae-tiling, fewer --num-frames or a smaller --height and --width"
             )
         else:
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            why = said[0] if isinstance(error, ChaiError) else f"{type(error).__name__}: {said[0]} (see .chai/errors.log)"
+            said = first_line(error)
+            why = said if isinstance(error, ChaiError) else f"{type(error).__name__}: {said} (see .chai/errors.log)"
         error.__traceback__ = None
         renderer.backbone.free_memory()
-        self.record(report, self.row(job, "failed", why=why[:500]))
+        self.record(report, self.row(job, "failed", why=why))
 
     def record(self, report: Report, row: Row) -> None:
         self.rows.append(row)

@@ -160,7 +160,9 @@ def read_text(source: str) -> tuple[str, str]:
         try:
             raw = path.read_bytes()
         except FileNotFoundError:
-            raise ChaiError(f"there is no prompt file {source}; give a .txt, .jsonl or .csv file, or - for standard input") from None
+            raise ChaiError(
+                f"there is no prompt file {source}; give a .txt, .jsonl or .csv file, or - for standard input"
+            ) from None
         except IsADirectoryError:
             raise ChaiError(f"{source} is a folder; give a .txt, .jsonl or .csv file of prompts") from None
         except OSError as error:
@@ -180,8 +182,7 @@ def read_text(source: str) -> tuple[str, str]:
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
     """Numbered lines, whatever ends them (\\n, \\r\\n or \\r)."""
-    for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
-        yield number, line
+    yield from enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1)
 
 
 def rows_of(text: str, kind: str) -> Iterator[tuple[int, str, dict[str, Any] | str]]:

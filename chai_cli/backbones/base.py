@@ -212,9 +212,11 @@ def local_folder(record: ModelRecord) -> Path | None:
 
 
 def identity(folder: Path) -> str:
-    """Tells one version of a model's files from another without reading them whole: names, sizes, heads and tails."""
+    """Tells one version of a pipeline's files from another without reading them whole: names, sizes, heads and tails."""
     digest = hashlib.blake2b(digest_size=12)
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".json", ".safetensors", ".bin", ".model")):
+    index = folder / "model_index.json"
+    parts = [folder / name for name in read_json(index, f"{index} cannot be read") if (folder / name).is_dir()]
+    for path in sorted([index, *(p for part in parts for p in part.iterdir() if p.is_file())]):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
         with path.open("rb") as file:

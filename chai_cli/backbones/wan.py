@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from transformers.utils import logging as transformers_logging
 
 from chai_cli.backbones.base import Look, ModelRecord, Placement, Text, identity
-from chai_cli.errors import ChaiError
+from chai_cli.errors import ChaiError, first_line
 
 SCHEDULERS = {"euler": FlowMatchEulerDiscreteScheduler, "unipc": UniPCMultistepScheduler}
 HEAVY = 2**30  # bytes; a text encoder beyond this leaves the accelerator while the transformer works
@@ -68,28 +69,27 @@ class WanBackbone:
             vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float32)
             self.pipe = WanPipeline.from_pretrained(folder, vae=vae, dtype=self.dtype)
         except Exception as error:  # the loaders raise whatever the broken file makes them raise
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise ChaiError(f"cannot load {record.name} from {folder}: {said[0][:200]}") from None
+            raise ChaiError(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
         if placement.vae_tiling:
             self.pipe.vae.enable_tiling()
-        for lora in placement.lora:
-            self.add_lora(lora)
+        self.add_loras(placement.lora)
         self.place(placement)
         said = json.dumps([type(self.pipe).__name__, str(self.dtype), record.max_sequence_length, placement.lora])
         self.fingerprint = hashlib.blake2b((said + identity(folder)).encode(), digest_size=12).hexdigest()
 
-    def add_lora(self, lora: str) -> None:
+    def add_loras(self, loras: tuple[str, ...]) -> None:
         """Load adapter weights; `path:0.8` sets their strength."""
-        path, _, strength = lora.rpartition(":") if lora.rpartition(":")[2].replace(".", "", 1).isdigit() else (lora, "", "1")
-        name = f"lora{len(getattr(self.pipe.transformer, 'peft_config', {}))}"
-        try:
-            self.pipe.load_lora_weights(path, adapter_name=name)
-            self.pipe.set_adapters(name, float(strength)) if name == "lora0" else self.pipe.set_adapters(
-                [f"lora{i}" for i in range(int(name[4:]) + 1)]
-            )
-        except Exception as error:  # missing peft, missing file, foreign keys: all are one sentence to the user
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise ChaiError(f"cannot use --lora {lora}: {said[0][:200]}") from None
+        strengths = {}
+        for number, lora in enumerate(loras):
+            match = re.fullmatch(r"(.+):(\d*\.?\d+)", lora)
+            path, strength = match.groups() if match else (lora, "1")
+            try:
+                self.pipe.load_lora_weights(path, adapter_name=f"lora{number}")
+                strengths[f"lora{number}"] = float(strength)
+                self.pipe.set_adapters(list(strengths), list(strengths.values()))
+            except Exception as error:  # missing peft, missing file, foreign keys: all are one sentence to the user
+                hint = "; LoRA needs pip install 'chai-cli[lora]'" if "PEFT" in str(error) else ""
+                raise ChaiError(f"cannot use --lora {lora}: {first_line(error)}{hint}") from None
 
     def place(self, placement: Placement) -> None:
         if placement.attention_backend:
@@ -97,8 +97,7 @@ class WanBackbone:
                 for transformer in self.transformers():
                     transformer.set_attention_backend(placement.attention_backend)
             except Exception as error:  # unknown names and missing packages raise different kinds
-                said = str(error).strip().splitlines() or [type(error).__name__]
-                raise ChaiError(f"cannot use --attention-backend {placement.attention_backend}: {said[0][:300]}") from None
+                raise ChaiError(f"cannot use --attention-backend {placement.attention_backend}: {first_line(error)}") from None
         if self.offload == "model":
             self.pipe.enable_model_cpu_offload(device=self.device)
         elif self.offload == "group":

@@ -54,7 +54,9 @@ def gen(
         int | None, typer.Option("--num-inference-steps", "--steps", help="Solver steps [default: the model's].")
     ] = None,
     scheduler: Annotated[Scheduler | None, typer.Option(help="Solver [default: the model's own].")] = None,
-    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance; 1 turns it off [default: the model's].")] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(help="Classifier-free guidance; 1 turns it off [default: the model's].")
+    ] = None,
     negative_prompt: Annotated[str, typer.Option(help="What the video should not show.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of every prompt that names none of its own.")] = 0,
     height: Annotated[int | None, typer.Option(help="Pixels [default: the model's].")] = None,

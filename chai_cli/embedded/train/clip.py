@@ -60,9 +60,7 @@ class ClipTask:
         return {n for n, p in self.model.named_parameters() if p.ndim == 2 and "resblocks" in n}
 
     def tokens(self, texts: list[str]) -> Tensor:
-        return self.tokenizer(
-            texts, padding="max_length", max_length=CONTEXT, truncation=True, return_tensors="pt"
-        ).input_ids
+        return self.tokenizer(texts, padding="max_length", max_length=CONTEXT, truncation=True, return_tensors="pt").input_ids
 
     def loss(self, rng: torch.Generator, step: int) -> tuple[Tensor, dict[str, float]]:
         pick = np.random.default_rng(int(torch.randint(2**62, (1,), generator=rng)))
@@ -87,4 +85,3 @@ class ClipTask:
 
     def export(self, model: nn.Module, folder: Path) -> None:
         write_folder(folder / "clip", {name: value.half() for name, value in model.state_dict().items()})
-

@@ -24,7 +24,7 @@ def roughen(x: Tensor, rng: torch.Generator) -> Tensor:
     def draw(low: float, high: float) -> Tensor:
         return (low + (high - low) * torch.rand(count, generator=rng)).view(-1, 1, 1, 1, 1)
 
-    blurred = F.avg_pool3d(F.pad(x, (1, 1, 1, 1), mode="replicate"), (1, 3, 3), (1, 1, 1))
+    blurred = F.avg_pool3d(F.pad(x, (1, 1, 1, 1, 0, 0), mode="replicate"), (1, 3, 3), (1, 1, 1))
     weight = draw(-0.6, 0.9).clamp(min=0)
     x = x + weight * (blurred - x)
     coarse = torch.randn(count, 3, 5, 16, 16, generator=rng)
@@ -60,7 +60,7 @@ class JudgeTask:
         loss = F.cross_entropy(logits["background"], places) + F.cross_entropy(logits["count"], counts)
         for name in OBJECT_ATTRIBUTES:
             truth = [[ATTRIBUTES[name].index(getattr(t, name)) for t in s.things] for s in shown]
-            target = torch.tensor([(values + [-100])[:2] for values in truth])
+            target = torch.tensor([([*values, -100])[:2] for values in truth])
             loss = loss + F.cross_entropy(logits[name].flatten(0, 1), target.flatten(), ignore_index=-100)
         return loss, {}
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 from chai_cli.embedded.train.optim import average, optimizers
 
@@ -24,7 +24,8 @@ CHECKPOINT_SECONDS = 120
 class Task(Protocol):
     """What is trained. Built once in each process."""
 
-    model: nn.Module
+    @property
+    def model(self) -> nn.Module: ...
 
     def matrices(self) -> set[str]:
         """Names of the parameters that Muon takes."""
@@ -63,14 +64,14 @@ class Plan:
 
 
 def train(name: str, build: Callable[[Plan, int], Task], plan: Plan) -> None:
-    """Train until `plan.steps`, going on from the checkpoint in `plan.run` if there is one."""
+    """Train until `plan.steps`, going on from the checkpoint in `plan.run` if there is one, then export to `plan.out`."""
     plan.run.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ["MASTER_PORT"] = str(29500 + os.getpid() % 2000)
     if plan.workers == 1:
         work(0, name, build, plan)
     else:
-        mp.spawn(work, (name, build, plan), nprocs=plan.workers)
+        spawn(work, (name, build, plan), nprocs=plan.workers)
 
 
 def sum_gradients(params: list[nn.Parameter], workers: int) -> None:
@@ -111,8 +112,6 @@ def work(rank: int, name: str, build: Callable[[Plan, int], Task], plan: Plan) -
         record = {"model": task.model.state_dict(), "shadow": shadow.state_dict(), "optimizers": states}
         torch.save(record | {"step": step, "seconds": seconds}, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
-        if plan.out is not None:
-            task.export(shadow, plan.out)
 
     def log(**figures: object) -> None:
         line = {"step": step, "minutes": round(seconds / 60, 2), **figures}
@@ -149,6 +148,8 @@ def work(rank: int, name: str, build: Callable[[Plan, int], Task], plan: Plan) -
             if time.monotonic() - saved_at > CHECKPOINT_SECONDS or step == plan.steps:
                 save()
                 saved_at = time.monotonic()
+    if rank == 0 and plan.out is not None:
+        task.export(shadow, plan.out)
     if plan.workers > 1:
         dist.barrier()
         dist.destroy_process_group()

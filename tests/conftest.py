@@ -1,0 +1,85 @@
+"""Models that the tests share: tiny random ones of the real classes, and the embedded one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from chai_cli.app import app
+from chai_cli.backbones.base import Backbone, ModelRecord, Placement, find_record, load
+from chai_cli.errors import ChaiError
+from tests.contracts.families import FAMILIES
+
+SMALL = ("--height", "64", "--width", "64", "--num-frames", "9", "--steps", "2")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Wan saved to disk as real weights are."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-wan"
+    FAMILIES["wan"](folder)
+    return folder
+
+
+@pytest.fixture(scope="session", params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRecord, Backbone]:
+    """Each family as a tiny random model, loaded the way chai loads any folder."""
+    folder = tmp_path_factory.mktemp("family") / request.param
+    FAMILIES[request.param](folder)
+    record = find_record(str(folder))
+    return record, load(record, Placement(device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Backbone:
+    return load(find_record("embedded"), Placement(device="cpu"))
+
+
+@pytest.fixture
+def chai() -> Callable[..., Result]:
+    """Runs a command in this process. Errors for the user become exit code 2 and a line on stderr, as in `main`."""
+
+    def run(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
+        result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
+        if isinstance(result.exception, ChaiError):
+            result.exit_code = 2
+            result.stderr_bytes = (result.stderr_bytes or b"") + f"chai: {result.exception}".encode()
+        elif result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+@pytest.fixture
+def gen(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Result]]:
+    """`chai gen` on the tiny model into `tmp_path/out`: a list of prompt lines, or a file."""
+
+    def run(prompts: list[str] | Path, *options: str) -> Result:
+        if isinstance(prompts, list):
+            file = tmp_path / "prompts.txt"
+            file.write_text("\n".join(prompts), "utf-8")
+        else:
+            file = prompts
+        return chai("gen", file, "--out", tmp_path / "out", "--model", tiny_folder, *SMALL, *options)
+
+    return run
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "report.jsonl").read_text().splitlines()]
+
+
+def videos_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.mp4"))

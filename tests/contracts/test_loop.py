@@ -1,0 +1,117 @@
+"""Contracts 1, 3 and 5 of the engine, for every family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from chai_cli.backbones.base import Backbone, Look, ModelRecord, resolve
+from chai_cli.denoise import Trajectory, denoise
+from chai_cli.prompts import Settings
+from chai_cli.reuse.dense import Dense
+
+Family = tuple[ModelRecord, Backbone]
+SMALL = Settings(height=64, width=64, num_frames=9, num_inference_steps=5, seed=7)
+
+
+def look_of(record: ModelRecord, scheduler: str, settings: Settings = SMALL) -> Look:
+    return resolve(record, settings, scheduler)
+
+
+def render(backbone: Backbone, look: Look, prompt: str, method: Dense | None = None) -> Trajectory:
+    return denoise(backbone, method or Dense(), look, backbone.encode(prompt, look))
+
+
+def pipeline_latents(backbone: Backbone, look: Look, prompt: str) -> Tensor:
+    """The library's own call, with the same scheduler."""
+    pipe = backbone.pipe  # type: ignore[attr-defined]
+    own = pipe.scheduler
+    pipe.scheduler = backbone.schedule(look)
+    try:
+        latents: Tensor = pipe(
+            prompt,
+            negative_prompt=look.negative_prompt,
+            height=look.height,
+            width=look.width,
+            num_frames=look.num_frames,
+            num_inference_steps=look.num_inference_steps,
+            guidance_scale=look.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(look.seed),
+            max_sequence_length=backbone.record.max_sequence_length,
+            output_type="latent",
+        ).frames
+    finally:
+        pipe.scheduler = own
+    return latents
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "unipc"])
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_own_loop_equals_the_librarys_pipeline(family: Family, scheduler: str, guidance: float) -> None:
+    record, backbone = family
+    look = look_of(record, scheduler, replace(SMALL, guidance_scale=guidance, negative_prompt="blurred"))
+    ours = render(backbone, look, "a red ball")
+    assert torch.equal(ours.latents, pipeline_latents(backbone, look, "a red ball"))
+    assert ours.calls == look.num_inference_steps * (2 if guidance > 1 else 1)
+
+
+def test_decoding_equals_the_librarys_pipeline(family: Family) -> None:
+    record, backbone = family
+    look = look_of(record, "euler")
+    latents = render(backbone, look, "a red ball").latents
+    pipe = backbone.pipe  # type: ignore[attr-defined]
+    frames = pipe(
+        "a red ball",
+        latents=latents,
+        height=64,
+        width=64,
+        num_frames=9,
+        num_inference_steps=1,
+        guidance_scale=1.0,
+        max_sequence_length=record.max_sequence_length,
+        callback_on_step_end=lambda *call: {"latents": latents},
+    ).frames[0]
+    assert ((frames * 255).round().astype("uint8") == backbone.decode(latents)).all()
+
+
+def test_resumed_run_equals_uninterrupted_run(family: Family) -> None:
+    record, backbone = family
+    look = look_of(record, "euler")
+    whole = render(backbone, look, "a red ball", Dense(record=frozenset({2})))
+    stopped = render(backbone, look, "a red ball", Dense(stop_step=2))
+    assert torch.equal(stopped.latents, whole.kept[2])
+    resumed = render(backbone, look, "a red ball", Dense(start_step=2, latents=whole.kept[2]))
+    assert torch.equal(resumed.latents, whole.latents)
+    assert (len(stopped.seconds), len(resumed.seconds), len(whole.seconds)) == (2, 3, 5)
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "unipc"])
+def test_two_requests_in_a_row_equal_each_alone(family: Family, scheduler: str) -> None:
+    record, backbone = family
+    first = look_of(record, scheduler)
+    second = look_of(record, scheduler, replace(SMALL, seed=8, num_inference_steps=3, width=96))
+    alone = render(backbone, second, "a blue star").latents
+    render(backbone, first, "a red ball")
+    assert torch.equal(render(backbone, second, "a blue star").latents, alone)
+
+
+def test_noise_ignores_the_global_generator(family: Family) -> None:
+    record, backbone = family
+    look = look_of(record, "euler")
+    torch.manual_seed(1)
+    first = backbone.noise(look)
+    torch.manual_seed(2)
+    assert torch.equal(backbone.noise(look), first)
+    assert not torch.equal(backbone.noise(replace(look, seed=8)), first)
+
+
+def test_sigmas_fall_from_noise_to_clean(family: Family) -> None:
+    record, backbone = family
+    for scheduler in ("euler", "unipc"):
+        sigmas = render(backbone, look_of(record, scheduler), "a red ball").sigmas
+        assert sigmas == sorted(sigmas, reverse=True)
+        assert sigmas[0] > 0.99
+        assert sigmas[-1] == 0

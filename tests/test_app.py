@@ -1,0 +1,53 @@
+"""The command line itself."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["gen", "--help"], ["models", "--help"], ["show", "--help"]])
+def test_help_does_not_import_torch(arguments: list[str]) -> None:
+    code = (
+        f"import sys; from chai_cli.app import app\ntry: app({arguments!r})\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "False"
+
+
+def test_help_answers_quickly() -> None:
+    """0.3 s is what the command takes on an idle machine; 1 s leaves room for a busy one."""
+    taken = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "chai_cli", "gen", "--help"], capture_output=True, check=True)
+        taken.append(time.perf_counter() - start)
+    assert statistics.median(taken) < 1.0
+
+
+def test_help_has_examples(chai: Callable[..., Result]) -> None:
+    assert "chai gen samples/prompts.txt --out videos" in chai("gen", "--help").output
+
+
+def test_models_lists_what_is_known(chai: Callable[..., Result]) -> None:
+    rows = [json.loads(line) for line in chai("models", "--json").stdout.splitlines()]
+    assert [row["name"] for row in rows] == ["embedded", "wan2.1-t2v-1.3b", "wan2.1-t2v-14b"]
+    assert rows[0]["on_disk"]
+    assert "wan2.1-t2v-14b" in chai("models").stdout
+
+
+def test_version(chai: Callable[..., Result]) -> None:
+    assert chai("--version").stdout.startswith("chai 0.")
+
+
+def test_main_prints_one_sentence_for_users_errors() -> None:
+    process = subprocess.run([sys.executable, "-m", "chai_cli", "show", "/none.mp4"], capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr == "chai: there is no file /none.mp4\n"
