@@ -11,6 +11,7 @@ import typer
 
 def models(json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")] = False) -> None:
     """List the models known by name. Any folder or hub id of the same families works with --model too."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -22,13 +23,13 @@ def models(json: Annotated[bool, typer.Option("--json", help="Print JSON lines i
             row = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "unknown_words"}
             typer.echo(json_module.dumps(row | {"on_disk": local_folder(record) is not None}))
         return
-    table = Table()
-    for heading in ("name", "family", "licence", "parameters", "size, frames, fps", "steps", "memory", "on disk"):
-        table.add_column(heading, no_wrap=heading == "name")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="Not on disk: downloaded at first use.")
+    for heading in ("name", "family", "licence", "params", "size, frames, fps", "steps", "memory", "on disk"):
+        table.add_column(heading, no_wrap=True)
     for record in records:
         size = f"{record.width}x{record.height}, {record.num_frames}, {record.fps}"
         memory = f"{record.memory:g} GiB" if record.memory else "?"
-        there = "yes" if local_folder(record) else f"no: downloads {record.source}"
+        there = "yes" if local_folder(record) else "no"
         steps = str(record.num_inference_steps)
         table.add_row(record.name, record.family, record.licence, record.parameters, size, steps, memory, there)
     Console().print(table)
