@@ -1,0 +1,1 @@
+"""The latent cache. Nothing is stored yet."""

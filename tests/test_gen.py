@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import Result
 
+from chai_cli.backbones.base import Look, Text
 from chai_cli.backbones.wan import WanBackbone
 from chai_cli.report import read_rows
 from chai_cli.video import read_comment, read_frames
@@ -170,6 +171,28 @@ def test_values_that_are_no_numbers_fail_instead_of_a_black_video(
     assert gen(["a"]).exit_code == 1
     assert "no numbers" in rows_of(tmp_path / "out")[0]["why"]
     assert not videos_of(tmp_path / "out")
+
+
+def test_batches_longer_than_one_wave_of_texts_render_in_order(
+    gen: Gen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chai_cli.batch.WAVE", 2)
+    assert gen(["a", "b", "a", "c", "d"]).exit_code == 0
+    assert [row["prompt"] for row in rows_of(tmp_path / "out")] == ["a", "b", "a", "c", "d"]
+
+
+def test_a_prompt_the_text_encoder_cannot_take_is_one_row(gen: Gen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = WanBackbone.encode
+
+    def fails(self: WanBackbone, prompt: str, look: Look) -> Text:
+        if prompt == "b":
+            raise RuntimeError("index out of range\nin self")
+        return encode(self, prompt, look)
+
+    monkeypatch.setattr(WanBackbone, "encode", fails)
+    assert gen(["a", "b", "c"]).exit_code == 1
+    why = {row["prompt"]: row["why"] for row in rows_of(tmp_path / "out")}
+    assert why == {"a": "", "b": "RuntimeError: index out of range (see .chai/errors.log)", "c": ""}
 
 
 def test_limit_and_dry_run(gen: Gen, tmp_path: Path) -> None:

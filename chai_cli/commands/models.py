@@ -23,11 +23,16 @@ def models(json: Annotated[bool, typer.Option("--json", help="Print JSON lines i
             row = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "unknown_words"}
             typer.echo(json_module.dumps(row | {"on_disk": local_folder(record) is not None}))
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="Not on disk: downloaded at first use.")
-    for heading in ("name", "family", "licence", "params", "size, frames, fps", "steps", "memory", "on disk"):
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 0, 0, 0),
+        caption="Models that are not on this disk are downloaded when first used.",
+    )
+    for heading in ("name", "family", "licence", "params", "size×frames@fps", "steps", "memory", "disk"):
         table.add_column(heading, no_wrap=True)
     for record in records:
-        size = f"{record.width}x{record.height}, {record.num_frames}, {record.fps}"
+        size = f"{record.width}x{record.height}x{record.num_frames}@{record.fps}"
         memory = f"{record.memory:g} GiB" if record.memory else "?"
         there = "yes" if local_folder(record) else "no"
         steps = str(record.num_inference_steps)
