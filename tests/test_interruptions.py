@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import chai_cli.backbones.wan  # noqa: F401 (loaded here, so that forks need not)
 from chai_cli.report import read_rows
 from chai_cli.video import read_frames
 from tests.conftest import SMALL, videos_of
@@ -38,32 +41,35 @@ def test_killed_runs_leave_no_torn_video_and_resume_to_the_same_files(tiny_folde
     """20 kills at random moments after the model is loaded: children that load once and are killed while they render."""
     prompts = write_prompts(tmp_path)
     whole = tmp_path / "whole"
-    assert start(tiny_folder, prompts, whole).wait(240) == 0
+    began = time.monotonic()
+    child = fork_gen(tiny_folder, prompts, whole)
+    child.join(240)
+    life = time.monotonic() - began
     expected = {name: (whole / name).read_bytes() for name in videos_of(whole)}
     assert len(expected) == len(PROMPTS)
     chance = random.Random(0)
-    kills = 0
-    while kills < KILLS:
-        out = tmp_path / f"killed{kills}"
-        # A fork of this process has the model's libraries loaded already, so that most of its life is rendering.
+    rendered = []
+    for kill in range(KILLS):
+        out = tmp_path / f"killed{kill}"
         child = fork_gen(tiny_folder, prompts, out)
-        time.sleep(chance.uniform(0.05, 2.5))
+        time.sleep(chance.uniform(0.1, 1.0) * life)
         child.kill()
         child.join()
-        kills += 1
         for name in videos_of(out):
             assert (out / name).read_bytes() == expected[name]
         finished = [row["file"] for row in read_rows(out / "report.jsonl")]
         assert set(finished) <= set(videos_of(out))
+        rendered.append(len(finished))
+    assert max(rendered) > 0, "every run was killed before its first video"
+    assert min(rendered) < len(PROMPTS), "no run was killed while it rendered"
     last = tmp_path / f"killed{KILLS - 1}"
     assert start(tiny_folder, prompts, last).wait(240) == 0
     assert {name: (last / name).read_bytes() for name in videos_of(last)} == expected
     assert sorted(path.name for path in (last / ".chai").iterdir()) in ([], ["lock"])
 
 
-def fork_gen(tiny_folder: Path, prompts: Path, out: Path):
-    import multiprocessing
-
+def fork_gen(tiny_folder: Path, prompts: Path, out: Path) -> BaseProcess:
+    """A run in a fork of this process, which has the libraries loaded already: most of its life is rendering."""
     child = multiprocessing.get_context("fork").Process(target=run_gen, args=(tiny_folder, prompts, out))
     child.start()
     return child
