@@ -198,9 +198,8 @@ class Batch:
         for job, text in ready:
             self.progress.begin(job.request.name)
             try:
-                made = renderer.render(
-                    job.request.name, job.request.prompt, job.look, text, self.options.out / job.file, self.progress.step
-                )
+                target = self.options.out / job.file
+                made = renderer.render(job.request.name, job.look, text, job.wanted, target, self.progress.step)
             except Exception as error:
                 self.fail(job, error, renderer, report)
                 continue

@@ -6,7 +6,7 @@ import json
 import resource
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +71,19 @@ class Renderer:
             text = self.backbone.encode(prompt, look)
         return text, seconds[0]
 
-    def comment(self, prompt: str, look: Look) -> dict[str, Any]:
-        """All that `chai show` needs to say how the clip was made: nothing that changes from run to run."""
-        return {"prompt": prompt, "model": self.backbone.record.name, "method": self.method, **asdict(look)}
-
     def render(
         self,
         name: str,
-        prompt: str,
         look: Look,
         text: tuple[Text, float],
+        wanted: dict[str, Any],
         target: Path,
         on_step: Callable[[int, int], None],
     ) -> Rendered:
         """Write `target`, whole or not at all.
+
+        `wanted` is the whole request, settings and all, the same from run to run: it tells whether kept latents are this
+        request's, and goes into the mp4 so that `chai show` can repeat it.
 
         The clean latents are on disk before they are decoded; if decoding or writing fails they stay, and the next
         call for the same request takes them instead of sampling again.
@@ -98,7 +97,7 @@ class Renderer:
             return timed(device, lambda taken: seconds.__setitem__(key, taken))
 
         kept = self.scratch / f"{name}.latents.safetensors"
-        key = json.dumps([self.backbone.fingerprint, self.comment(prompt, look)], sort_keys=True)
+        key = json.dumps([self.backbone.fingerprint, wanted], sort_keys=True)
         latents, calls, steps = load_latents(kept, key), 0, 0
         found = latents is not None
         with part("denoise"):
@@ -113,8 +112,7 @@ class Renderer:
         part_file = self.scratch / f"{name}.part.mp4"
         try:
             with part("write"):
-                comment = self.comment(prompt, look) if self.metadata else None
-                write_mp4(frames, part_file, look.fps, self.scale(look), comment)
+                write_mp4(frames, part_file, look.fps, self.scale(look), wanted if self.metadata else None)
                 part_file.replace(target)
         finally:
             part_file.unlink(missing_ok=True)

@@ -21,6 +21,8 @@ OPTIONS = (
     "width",
     "num_frames",
     "fps",
+    "scale",
+    "dtype",
 )
 
 
@@ -31,6 +33,8 @@ def command(comment: dict[str, Any]) -> str:
         value = comment.get(name)
         if value not in (None, "", "default"):
             words += [f"--{name.replace('_', '-')}", str(value)]
+    for lora in comment.get("lora", []):
+        words += ["--lora", lora]
     prompt = json_module.dumps({"prompt": comment["prompt"]}, ensure_ascii=False)
     return f"printf '%s\\n' {shlex.quote(prompt)} | {shlex.join(words)}"
 

@@ -40,6 +40,7 @@ TEXT_LENGTH = 36  # tokens of the longest caption, its end token and one slot th
 PADDED_LENGTHS = (64, 128, 226, 512)  # `max_sequence_length`s the model is at home with
 EMPTY_CAPTIONS = 0.1
 OBJECT_WEIGHT = 4.0
+STILL_EVERY = 3  # after the first phase, one step in so many sees single frames
 HEAD_BLOCK = 4
 HEAD_WEIGHT = 0.05
 
@@ -198,7 +199,7 @@ class DitTask:
         return x, ids, {name: torch.tensor(values) for name, values in labels.items()}, cover
 
     def loss(self, rng: torch.Generator, step: int) -> tuple[Tensor, dict[str, float]]:
-        stills = step < self.still_steps or step % 8 == 0
+        stills = step < self.still_steps or step % STILL_EVERY == 0
         x, ids, labels, cover = self.draw(rng, stills)
         count = len(x)
         u = (torch.randperm(count, generator=rng) + torch.rand(count, generator=rng)) / count

@@ -119,11 +119,12 @@ def work(rank: int, name: str, build: Callable[[Plan, int], Task], plan: Plan) -
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
 
+    parent = os.getppid()
     params = [p for p in task.model.parameters() if p.requires_grad]
     started = saved_at = time.monotonic()
     carried = seconds
     running: dict[str, float] = {}
-    while step < plan.steps:
+    while step < plan.steps and os.getppid() == parent:  # a worker ends when the process that started it is killed
         rng = torch.Generator().manual_seed((plan.seed * 1_000_003 + step) * 64 + rank)
         loss, figures = task.loss(rng, step)
         loss.backward()
