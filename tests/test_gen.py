@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -339,19 +341,26 @@ def test_torn_files_of_a_killed_run_are_cleared(gen: Gen, tmp_path: Path) -> Non
     assert not torn.exists()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_keeps_what_is_there(gen: Gen, tmp_path: Path) -> None:
-    gen(["a"])
-    report = tmp_path / "out" / "report.jsonl"
-    rows = report.read_text()
-    report.unlink()
-    os.symlink("/dev/full", report)
-    result = gen(["a"], "--overwrite")
-    report.unlink()
-    report.write_text(rows)
-    assert result.exit_code == 2
-    assert "free some space" in result.stderr
-    assert "1 skipped" in gen(["a"]).output
+@pytest.mark.parametrize("limit", [2500, 20_000])
+def test_a_disk_that_takes_no_more_keeps_what_is_there(gen: Gen, tiny_folder: Path, tmp_path: Path, limit: int) -> None:
+    """A limit on the size of files stands for the full disk: first the report cannot grow, then only videos are too large."""
+    gen(["a red ball"])
+    before = (tmp_path / "out" / "0001-a-red-ball.mp4").read_bytes()
+    prompts = tmp_path / "more.txt"
+    prompts.write_text("a red ball\nb\nc\n")
+    command = [sys.executable, "-m", "chai_cli", "gen", str(prompts), "--out", str(tmp_path / "out"), *SMALL]
+    process = subprocess.run(
+        [*command, "--model", str(tiny_folder), "--scale", "16"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert process.returncode in (1, 2), process.stderr
+    assert "Traceback" not in process.stderr
+    assert "failed" in process.stderr or "free some space" in process.stderr
+    assert videos_of(tmp_path / "out") == ["0001-a-red-ball.mp4"]
+    assert (tmp_path / "out" / "0001-a-red-ball.mp4").read_bytes() == before
+    assert "2 rendered, 1 skipped" in gen(prompts).output
 
 
 def test_lora_changes_the_video_and_the_fingerprint(gen: Gen, tiny_folder: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_stopped_and_resumed_training_equals_one_run(tmp_path: Path) -> None:
 
 def test_training_lowers_the_loss_and_depends_on_the_seed(tmp_path: Path) -> None:
     for seed in (1, 2):
-        train("slope", Slope, Plan(tmp_path / str(seed), 60, lr=1e-2, muon_lr=2e-2, workers=1, seed=seed))
+        train("slope", Slope, Plan(tmp_path / str(seed), 400, lr=3e-2, muon_lr=3e-2, workers=1, seed=seed))
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
     model.load_state_dict(torch.load(tmp_path / "1" / "slope.pt", weights_only=True)["model"])
     x = torch.randn(64, 4)
