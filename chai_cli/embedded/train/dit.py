@@ -40,7 +40,7 @@ TEXT_LENGTH = 36  # tokens of the longest caption, its end token and one slot th
 PADDED_LENGTHS = (64, 128, 226, 512)  # `max_sequence_length`s the model is at home with
 EMPTY_CAPTIONS = 0.1
 OBJECT_WEIGHT = 4.0
-STILL_EVERY = 3  # after the first phase, one step in so many sees single frames
+STILL_EVERY = 10  # after the first phase, one step in so many sees single frames
 HEAD_BLOCK = 4
 HEAD_WEIGHT = 0.05
 
