@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -51,22 +51,22 @@ def gen(
     ] = "embedded",
     method: Annotated[str, typer.Option(help="How to render; dense is plain full-step sampling.")] = "dense",
     num_inference_steps: Annotated[
-        int | None, typer.Option("--num-inference-steps", "--steps", help="Solver steps [default: the model's].")
+        int | None, typer.Option("--num-inference-steps", "--steps", help="Solver steps (default: the model's).")
     ] = None,
-    scheduler: Annotated[Scheduler | None, typer.Option(help="Solver [default: the model's own].")] = None,
+    scheduler: Annotated[Scheduler | None, typer.Option(help="Solver (default: the model's own).")] = None,
     guidance_scale: Annotated[
-        float | None, typer.Option(help="Classifier-free guidance; 1 turns it off [default: the model's].")
+        float | None, typer.Option(help="Classifier-free guidance; 1 turns it off (default: the model's).")
     ] = None,
     negative_prompt: Annotated[str, typer.Option(help="What the video should not show.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of every prompt that names none of its own.")] = 0,
-    height: Annotated[int | None, typer.Option(help="Pixels [default: the model's].")] = None,
-    width: Annotated[int | None, typer.Option(help="Pixels [default: the model's].")] = None,
-    num_frames: Annotated[int | None, typer.Option(help="Frames, a multiple of 4 plus 1 [default: the model's].")] = None,
-    fps: Annotated[int | None, typer.Option(help="Frames a second of the mp4 [default: the model's].")] = None,
+    height: Annotated[int | None, typer.Option(help="Pixels (default: the model's).")] = None,
+    width: Annotated[int | None, typer.Option(help="Pixels (default: the model's).")] = None,
+    num_frames: Annotated[int | None, typer.Option(help="Frames, a multiple of 4 plus 1 (default: the model's).")] = None,
+    fps: Annotated[int | None, typer.Option(help="Frames a second of the mp4 (default: the model's).")] = None,
     scale: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Enlarge by this whole factor [default: small clips to 256 pixels].")
+        int | None, typer.Option(min=1, max=64, help="Enlarge by this whole factor (default: small clips to 256 pixels).")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1, mps or cpu [default: the best there is].")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1, mps or cpu (default: the best there is).")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="(default: bfloat16 on cuda, float16 on mps, float32 on the CPU)")] = None,
     offload: Annotated[Offload, typer.Option(help="Keep parts of the model in main memory: slower, smaller.")] = Offload.none,
     attention_backend: Annotated[str | None, typer.Option(help="A diffusers attention backend, such as sage or flash.")] = None,
@@ -91,7 +91,7 @@ def gen(
     from chai_cli.backbones.base import Placement, find_record
     from chai_cli.batch import Batch, Options
     from chai_cli.errors import ChaiError
-    from chai_cli.prompts import Settings, check, read_prompts
+    from chai_cli.prompts import Settings, read_prompts
     from chai_cli.reuse import METHODS
 
     if method not in METHODS:
@@ -106,10 +106,7 @@ def gen(
         "num_inference_steps": num_inference_steps,
         "guidance_scale": guidance_scale,
     }
-    try:
-        settings = Settings(**{name: check(name, value) for name, value in given.items() if value is not None})
-    except ValueError as error:
-        raise ChaiError("--" + str(error).replace("_", "-", str(error).split(" ")[0].count("_"))) from None
+    settings = Settings(**{name: option(name, value) for name, value in given.items() if value is not None})
     record = find_record(model)
     requests, bad = read_prompts(prompts, settings)
     if not requests and not bad:
@@ -148,6 +145,17 @@ def gen(
         raise typer.Exit(130) from None
     tell(batch, console, json, quiet, began)
     raise typer.Exit(1 if any(row.status == "failed" for row in batch.rows) else 0)
+
+
+def option(name: str, value: object) -> Any:
+    """A checked option; complaints name it as it is written on the command line."""
+    from chai_cli.errors import ChaiError
+    from chai_cli.prompts import check
+
+    try:
+        return check(name, value)
+    except ValueError as error:
+        raise ChaiError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
 
 
 def interrupt(signum: int, frame: object) -> NoReturn:

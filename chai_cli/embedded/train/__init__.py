@@ -1,1 +1,1 @@
-"""Training of the embedded model from scratch: `python -m chai_cli.embedded.train {vae,text,dit,clip,judge}`."""
+"""Training of the embedded model from scratch: `python -m chai_cli.embedded.train {vae,judge,clip,dit}`."""
