@@ -50,7 +50,7 @@ class Plan:
     muon_lr: float = 2e-2
     warmup: int = 100
     decay: int = 0
-    ema: float = 0.999
+    ema: float = 0.997
     seed: int = 0
     workers: int = 2
     evaluate_every: int = 500
