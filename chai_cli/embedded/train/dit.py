@@ -245,6 +245,16 @@ class DitTask:
             ),
         )
         pipeline.save_pretrained(folder)
+        for part in ("vae", "transformer", "text_encoder", "scheduler"):
+            forget_path(folder / part)
+
+
+def forget_path(folder: Path) -> None:
+    """Take the path a part was loaded from out of its configuration."""
+    for path in folder.glob("*config.json"):
+        config = json.loads(path.read_text())
+        if config.pop("_name_or_path", None) is not None:
+            path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def clean_state(module: nn.Module) -> dict[str, Tensor]:
