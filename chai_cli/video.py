@@ -40,7 +40,7 @@ def write_mp4(frames: np.ndarray, path: Path, fps: int, scale: int, comment: dic
     killed; callers write beside and rename.
 
     Args:
-        frames: uint8 [T, H, W, 3].
+        frames: uint8 [T, H, W, 3], H and W even.
         path: Ends in `.mp4`.
         fps: Frames a second.
         scale: Whole factor of enlargement, nearest pixel.
@@ -57,12 +57,11 @@ def write_mp4(frames: np.ndarray, path: Path, fps: int, scale: int, comment: dic
     if comment is not None:
         meta.write_text(ffmetadata(json.dumps(comment)), encoding="ascii")
         notes = ["-f", "ffmetadata", "-i", str(meta), "-map", "0:v", "-map_metadata", "1"]
-    even = ["-vf", f"pad={width + width % 2}:{height + height % 2}"] if width % 2 or height % 2 else []
     codec = ["-c:v", "libx264", "-preset", "medium", "-crf", str(CRF), "-pix_fmt", "yuv420p", "-threads", "1"]
     tail = ["-fflags", "+bitexact", "-flags:v", "+bitexact", "-movflags", "+faststart", "-y", str(path)]
     try:
         process = subprocess.run(
-            ffmpeg(*source, *notes, *even, *codec, *tail), input=frames.tobytes(), capture_output=True, start_new_session=True
+            ffmpeg(*source, *notes, *codec, *tail), input=frames.tobytes(), capture_output=True, start_new_session=True
         )
     finally:
         meta.unlink(missing_ok=True)
