@@ -17,7 +17,7 @@ from chai_cli.errors import ChaiError, first_line
 from chai_cli.progress import Progress
 from chai_cli.prompts import BadLine, Request
 from chai_cli.report import Report, Row
-from chai_cli.video import enlargement
+from chai_cli.video import enlargement, holds
 
 if TYPE_CHECKING:
     from chai_cli.backbones.base import Text
@@ -124,9 +124,14 @@ class Batch:
         finished: list[Job] = []
         for request in requests:
             job = self.job(request)
-            there = not self.options.overwrite and report.finished(job.file, job.wanted)
+            there = not self.options.overwrite and (report.finished(job.file, job.wanted) or self.adopted(job, report))
             (finished if there else todo).append(job)
         return todo, finished
+
+    def adopted(self, job: Job, report: Report) -> bool:
+        """True for a whole video of this very request that the report knows nothing of: the report was lost, not the work."""
+        path = self.options.out / job.file
+        return job.file not in report.last and path.is_file() and holds(path, job.wanted)
 
     def plan(self, requests: list[Request]) -> tuple[list[Job], list[Job]]:
         """What `run` would do and skip. Touches nothing."""
@@ -209,6 +214,7 @@ class Batch:
                 self.row(
                     job,
                     "done",
+                    bytes=target.stat().st_size,
                     why=why,
                     steps=made.steps,
                     model_calls=made.model_calls,

@@ -61,7 +61,7 @@ class Lines(Quiet):
         self.done += 1
         left = (time.monotonic() - self.began) / self.done * (self.total - self.done)
         label = row.file or f"line {row.index}"
-        self.note(f"[{self.done}/{self.total}] {label} {outcome(row)}, about {left:.0f} s left")
+        self.note(f"[{self.done}/{self.total}, {left:.0f} s left] {label} {outcome(row)}")
 
 
 class Bars(Quiet):

@@ -122,7 +122,7 @@ def check(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be {'a whole number' if kind is int else 'a number'}, not {value!r}")
     low, high = LIMITS[name]
     if not low <= number <= high:
-        raise ValueError(f"{name} must be between {low:g} and {high:g}, not {value!r}")
+        raise ValueError(f"{name} must be between {low} and {high}, not {value!r}")
     return number
 
 
@@ -206,6 +206,10 @@ def rows_of(text: str, kind: str) -> Iterator[tuple[int, str, dict[str, Any] | s
             header = [name.strip() for name in reader.fieldnames or []]
             if header and "prompt" not in header:
                 raise ChaiError(f"the csv file has no column named prompt; its columns are {', '.join(header)}")
+            strange = [name for name in header if name and name not in OVERRIDES and name not in ("prompt", "id")]
+            if strange:
+                known = ", ".join(["prompt", "id", *OVERRIDES])
+                raise ChaiError(f"the csv file has a column {strange[0]!r} that chai does not know; it knows {known}")
             reader.fieldnames = header
             for row in reader:
                 if any(row.values()):
@@ -248,7 +252,9 @@ def read_prompts(source: str, settings: Settings) -> tuple[list[Request], list[B
 
 def to_request(index: int, line: int, row: dict[str, Any], settings: Settings) -> Request:
     prompt = row.get("prompt")
-    if not isinstance(prompt, str) or not prompt.strip():
+    if prompt is not None and not isinstance(prompt, str):
+        raise ValueError(f"prompt must be text, not {prompt!r}")
+    if not prompt or not prompt.strip():
         raise ValueError("no prompt in this line")
     unknown = [str(name) for name in row if name not in OVERRIDES and name not in ("prompt", "id")]
     if unknown:

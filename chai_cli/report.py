@@ -22,6 +22,7 @@ class Row:
     Attributes:
         status: `done`, `skipped` (already there), or `failed`.
         why: The reason of a failure or of a miss.
+        bytes: Size of the file: one that was cut off since is rendered again.
         reuse: `hit` or `miss`; `none` for methods that reuse nothing.
         seconds: By part: text, retrieval, denoise, decode, write, total.
         request: What was asked, model and method included: a later run compares it.
@@ -32,6 +33,7 @@ class Row:
     prompt: str
     status: str
     file: str = ""
+    bytes: int = 0
     why: str = ""
     reuse: str = "none"
     seed: int | None = None
@@ -61,9 +63,10 @@ class Report:
         self.last = {row["file"]: row for row in read_rows(path) if row.get("status") == "done"}
 
     def finished(self, file: str, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The row of an earlier run that rendered exactly this request into this file."""
-        row = self.last.get(file)
-        return row if row and row.get("request") == request and (self.path.parent / file).is_file() else None
+        """The row of an earlier run that rendered exactly this request into this file, if the file is still as long."""
+        row, path = self.last.get(file), self.path.parent / file
+        same = row and row.get("request") == request and path.is_file() and path.stat().st_size == row.get("bytes")
+        return row if same else None
 
     def append(self, row: Row) -> None:
         with self.path.open("ab+") as file:

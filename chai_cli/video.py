@@ -77,7 +77,7 @@ def read_comment(path: Path) -> dict[str, Any]:
         ChaiError: not a video, or not one that chai wrote with metadata.
     """
     if not path.is_file():
-        raise ChaiError(f"there is no file {path}")
+        raise ChaiError(f"{path} is a folder; name one of its videos" if path.is_dir() else f"there is no file {path}")
     process = subprocess.run(ffmpeg("-i", str(path), "-f", "ffmetadata", "-"), capture_output=True)
     if process.returncode:
         raise ChaiError(f"{path} is not a video that can be read")
@@ -91,6 +91,17 @@ def read_comment(path: Path) -> dict[str, Any]:
             if isinstance(comment, dict) and "prompt" in comment:
                 return comment
     raise ChaiError(f"{path} carries no settings: it was not written by chai, or with --no-metadata")
+
+
+def holds(path: Path, comment: dict[str, Any]) -> bool:
+    """True if a file is a video with exactly this comment that decodes without a complaint."""
+    try:
+        if read_comment(path) != comment:
+            return False
+    except ChaiError:
+        return False
+    process = subprocess.run(ffmpeg("-i", str(path), "-f", "null", "-"), capture_output=True)
+    return process.returncode == 0 and not process.stderr
 
 
 def read_frames(path: Path) -> np.ndarray:

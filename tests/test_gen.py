@@ -87,6 +87,31 @@ def test_a_new_prompt_renders_alone_and_a_deleted_video_again(gen: Gen, tmp_path
     assert len(videos_of(tmp_path / "out")) == 3
 
 
+@pytest.mark.parametrize("left", [0, 500])
+def test_a_video_that_was_cut_off_renders_again(gen: Gen, tmp_path: Path, left: int) -> None:
+    gen(["a"])
+    file = tmp_path / "out" / "0001-a.mp4"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:left])
+    assert "1 rendered" in gen(["a"]).output
+    assert file.read_bytes() == whole
+
+
+def test_a_lost_report_does_not_lose_the_videos(gen: Gen, tmp_path: Path) -> None:
+    gen(["a", "b"])
+    (tmp_path / "out" / "report.jsonl").write_text("garbage\n")
+    cut = tmp_path / "out" / "0002-b.mp4"
+    cut.write_bytes(cut.read_bytes()[:-200])
+    assert "1 rendered, 1 skipped" in gen(["a", "b"]).output
+
+
+def test_a_reader_that_goes_away_is_no_failure(gen: Gen, tiny_folder: Path, tmp_path: Path) -> None:
+    gen(["a", "b"])
+    command = f"{sys.executable} -m chai_cli gen {tmp_path / 'prompts.txt'} --out {tmp_path / 'out'} --model {tiny_folder}"
+    script = f"set -o pipefail; {command} {' '.join(SMALL)} --json | true"
+    assert subprocess.run(["bash", "-c", script], capture_output=True).returncode == 0
+
+
 def test_overwrite_renders_the_same_bytes_again(gen: Gen, tmp_path: Path) -> None:
     gen(["a"])
     before = (tmp_path / "out" / "0001-a.mp4").read_bytes()
@@ -255,7 +280,7 @@ def test_metadata_repeats_the_video_and_can_be_left_out(chai: Callable[..., Resu
         (("--offload", "model", "--device", "cpu"), "needs a GPU"),
         (("--seed", "-1"), "--seed must be between 0 and"),
         (("--num-inference-steps", "0"), "--num-inference-steps must be between 1 and"),
-        (("--lora", "/missing.safetensors"), "cannot use --lora /missing.safetensors"),
+        (("--lora", "/missing.safetensors"), "cannot use --lora /missing.safetensors: there is no file"),
         (("--attention-backend", "telepathy"), "cannot use --attention-backend telepathy"),
     ],
 )
@@ -280,7 +305,16 @@ def test_broken_model_folders_are_one_sentence(chai: Callable[..., Result], tiny
     other = tmp_path / "other"
     other.mkdir()
     (other / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    for folder, said in ((empty, "no readable model_index.json"), (cut, "cannot load"), (other, "is a FluxPipeline")):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    harms = [
+        (empty, "no readable model_index.json"),
+        (cut, "cannot load"),
+        (other, "is a FluxPipeline"),
+        (bare, "is not whole"),
+    ]
+    for folder, said in harms:
         result = chai("gen", prompts, "--out", tmp_path / "out", "--model", folder)
         assert (result.exit_code, said in result.stderr) == (2, True), result.output
 

@@ -77,6 +77,11 @@ def test_csv_without_a_prompt_column_says_which_it_has(tmp_path: Path) -> None:
         read(tmp_path, "text,seed\na,1\n", ".csv")
 
 
+def test_csv_with_an_unknown_column_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ChaiError, match="a column 'sede' that chai does not know; it knows prompt, id"):
+        read(tmp_path, "prompt,sede\na,1\nb,2\n", ".csv")
+
+
 @pytest.mark.parametrize("source", ["missing.txt", "."])
 def test_unreadable_sources_are_one_sentence(tmp_path: Path, source: str) -> None:
     with pytest.raises(ChaiError, match=r"give a \.txt, \.jsonl or \.csv file"):

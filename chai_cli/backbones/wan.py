@@ -65,9 +65,11 @@ class WanBackbone:
         for library in (diffusers_logging, transformers_logging):
             library.disable_progress_bar()
             library.set_verbosity_error()
+        if not (folder / "vae" / "config.json").is_file():
+            raise ChaiError(f"{record.name} is not whole: {folder / 'vae' / 'config.json'} is missing")
         try:
-            vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float32)
-            self.pipe = WanPipeline.from_pretrained(folder, vae=vae, dtype=self.dtype)
+            vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float32, local_files_only=True)
+            self.pipe = WanPipeline.from_pretrained(folder, vae=vae, dtype=self.dtype, local_files_only=True)
         except Exception as error:  # the loaders raise whatever the broken file makes them raise
             raise ChaiError(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
         if placement.vae_tiling:
@@ -83,6 +85,10 @@ class WanBackbone:
         for number, lora in enumerate(loras):
             match = re.fullmatch(r"(.+):(\d*\.?\d+)", lora)
             path, strength = match.groups() if match else (lora, "1")
+            if not Path(path).exists() and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(?<!\.safetensors)", path):
+                raise ChaiError(
+                    f"cannot use --lora {lora}: there is no file or folder {path} (a strength goes behind a colon: path:0.8)"
+                )
             try:
                 self.pipe.load_lora_weights(path, adapter_name=f"lora{number}")
                 strengths[f"lora{number}"] = float(strength)
@@ -160,7 +166,9 @@ class WanBackbone:
             raise ChaiError(f"height and width must be multiples of {step}, not {look.height} and {look.width}")
         if (look.num_frames - 1) % time:
             near = (look.num_frames - 1) // time * time + 1
-            raise ChaiError(f"num_frames must be a multiple of {time} plus 1, not {look.num_frames}; {near} is the next lower")
+            raise ChaiError(
+                f"num_frames must be a multiple of {time} plus 1, not {look.num_frames}; {near} and {near + time} are nearest"
+            )
         channels = self.transformers()[0].config.in_channels
         return 1, channels, (look.num_frames - 1) // time + 1, look.height // space, look.width // space
 

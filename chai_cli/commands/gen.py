@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import signal
 import sys
 import time
@@ -140,10 +141,10 @@ def gen(
     try:
         batch.run(requests, bad, load)
     except KeyboardInterrupt:
-        tell(batch, console, json, quiet, began)
+        tell_if_heard(batch, console, json, quiet, began)
         console.print("interrupted; run the same command again to go on", highlight=False)
         raise typer.Exit(130) from None
-    tell(batch, console, json, quiet, began)
+    tell_if_heard(batch, console, json, quiet, began)
     raise typer.Exit(1 if any(row.status == "failed" for row in batch.rows) else 0)
 
 
@@ -162,6 +163,14 @@ def interrupt(signum: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def tell_if_heard(batch: Batch, console: Console, json: bool, quiet: bool, began: float) -> None:
+    """`tell`, but a reader that went away (`| head -1`) is no failure."""
+    try:
+        tell(batch, console, json, quiet, began)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def tell(batch: Batch, console: Console, json: bool, quiet: bool, began: float) -> None:
     """Rows on stdout: as JSON lines, or as a table with totals."""
     from rich.console import Console
@@ -177,4 +186,5 @@ def tell(batch: Batch, console: Console, json: bool, quiet: bool, began: float) 
         if any(row.status != "skipped" for row in batch.rows):
             output.print(report.table(batch.rows))
         output.print(report.summary(batch.rows, time.monotonic() - began), markup=False, highlight=False, soft_wrap=True)
-        output.print(f"videos and report.jsonl are in {batch.options.out}", markup=False, highlight=False, soft_wrap=True)
+        if any(row.status != "failed" for row in batch.rows):
+            output.print(f"videos and report.jsonl are in {batch.options.out}", markup=False, highlight=False, soft_wrap=True)

@@ -28,7 +28,7 @@ OPTIONS = (
 
 def command(comment: dict[str, Any]) -> str:
     """A shell line that renders the same video again; the prompt goes in as one JSON line, whatever is in it."""
-    words = ["chai", "gen", "-", "--out", "videos"]
+    words = ["chai", "gen", "-", "--out", "repeated"]
     for name in OPTIONS:
         value = comment.get(name)
         if value not in (None, "", "default"):
