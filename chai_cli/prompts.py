@@ -87,6 +87,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_inference_steps": (1, 1000),
     "guidance_scale": (0, 100),
 }
+FIELDS = ("prompt", "id", *OVERRIDES)
 assert set(OVERRIDES) == {field.name for field in fields(Settings)}
 
 
@@ -206,10 +207,11 @@ def rows_of(text: str, kind: str) -> Iterator[tuple[int, str, dict[str, Any] | s
             header = [name.strip() for name in reader.fieldnames or []]
             if header and "prompt" not in header:
                 raise ChaiError(f"the csv file has no column named prompt; its columns are {', '.join(header)}")
-            strange = [name for name in header if name and name not in OVERRIDES and name not in ("prompt", "id")]
+            strange = [name for name in header if name and name not in FIELDS]
             if strange:
-                known = ", ".join(["prompt", "id", *OVERRIDES])
-                raise ChaiError(f"the csv file has a column {strange[0]!r} that chai does not know; it knows {known}")
+                raise ChaiError(
+                    f"the csv file has a column {strange[0]!r} that chai does not know; it knows {', '.join(FIELDS)}"
+                )
             reader.fieldnames = header
             for row in reader:
                 if any(row.values()):
@@ -256,10 +258,9 @@ def to_request(index: int, line: int, row: dict[str, Any], settings: Settings) -
         raise ValueError(f"prompt must be text, not {prompt!r}")
     if not prompt or not prompt.strip():
         raise ValueError("no prompt in this line")
-    unknown = [str(name) for name in row if name not in OVERRIDES and name not in ("prompt", "id")]
+    unknown = [str(name) for name in row if name not in FIELDS]
     if unknown:
-        known = ", ".join(["prompt", "id", *OVERRIDES])
-        raise ValueError(f"unknown field {unknown[0]!r}; known fields are {known}")
+        raise ValueError(f"unknown field {unknown[0]!r}; known fields are {', '.join(FIELDS)}")
     name = row.get("id")
     clean = prompt.strip().encode("utf-8", "replace").decode("utf-8")
     return Request(index, line, clean, overridden(row, settings), None if name in (None, "") else str(name))

@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -250,7 +250,7 @@ def load(record: ModelRecord, placement: Placement) -> Backbone:
     """
     folder = local_folder(record) or download(record)
     module, name = FAMILIES[record_of_folder(record.name, folder).family].split(":")
-    made: Backbone = getattr(importlib.import_module(module), name)(replace(record), folder, placement)
+    made: Backbone = getattr(importlib.import_module(module), name)(record, folder, placement)
     return made
 
 

@@ -37,7 +37,7 @@ def put_forever(path: Path, budget: int) -> None:
 
 def test_killed_while_putting_and_evicting(tmp_path: Path) -> None:
     """200 kills: the store opens, every entry is whole, and the bytes are within the budget."""
-    budget, chance, most = 300_000, random.Random(0), 0
+    budget, chance = 300_000, random.Random(0)
     latents(0)
     for _ in range(200):
         child = FORK.Process(target=put_forever, args=(tmp_path / "cache", budget))
