@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from chai_cli.embedded.captions import caption, full_caption
 from chai_cli.embedded.train.clips import TEST_SEED, TRAIN_SEED, clip_shards
 from chai_cli.embedded.train.loop import Plan
+from chai_cli.embedded.train.numbers import fast_products
 from chai_cli.embedded.train.tokenizer import build_tokenizer
 from chai_cli.embedded.train.vae import as_video
 
@@ -69,7 +70,7 @@ class ClipTask:
             shard, row = self.shards[pick.integers(len(self.shards))], int(pick.integers(500))
             frames.append(shard.clips[row, int(pick.integers(17))])
             texts.append(caption(shard.scenes[row], pick)[0])
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_products():
             image, text, scale = self.model(as_video(np.stack(frames)[:, None])[:, :, 0], self.tokens(texts))
             logits = scale * image @ text.T
         truth = torch.arange(self.batch)

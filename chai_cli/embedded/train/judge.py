@@ -13,6 +13,7 @@ from chai_cli.embedded.judge import Judge
 from chai_cli.embedded.train.clips import TEST_SEED, TRAIN_SEED, Shard, clip_shards
 from chai_cli.embedded.train.latents import sample
 from chai_cli.embedded.train.loop import Plan
+from chai_cli.embedded.train.numbers import fast_products
 from chai_cli.embedded.train.vae import as_video
 from chai_cli.embedded.world import ATTRIBUTES, OBJECT_ATTRIBUTES
 
@@ -52,7 +53,7 @@ class JudgeTask:
             clip = shard.clips[row]
             clips.append(clip[:, :, ::-1] if mirrored else clip)
             shown.append(sample(shard.scenes[row], mirrored))
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_products():
             logits = self.model(roughen(as_video(np.stack(clips)), rng))
         logits = {name: value.float() for name, value in logits.items()}
         places = torch.tensor([ATTRIBUTES["background"].index(s.background) for s in shown])

@@ -11,6 +11,7 @@ import torch
 from diffusers import AutoencoderKLWan
 
 from chai_cli.embedded.train.clips import SHARD, TRAIN_SEED, clip_shards
+from chai_cli.embedded.train.numbers import fast_products
 from chai_cli.embedded.train.vae import as_video
 from chai_cli.embedded.world import Scene, Thing, left_to_right
 
@@ -62,7 +63,7 @@ def encode_shard(job: tuple[Path, Path, int, Path]) -> None:
         for start in range(0, SHARD, 20):
             x = as_video(np.array(shard.clips[start : start + 20]))
             x = x.flip(-1) if mirrored else x
-            with torch.autocast("cpu", torch.bfloat16):
+            with fast_products():
                 video.append(vae.encode(x).latent_dist.mean.half())
                 frames = x[:, :, torch.linspace(0, 16, STILLS).long()].transpose(1, 2).flatten(0, 1).unsqueeze(2)
                 stills.append(vae.encode(frames).latent_dist.mean.half().view(-1, STILLS, vae.config.z_dim, 8, 8))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from chai_cli.embedded.train.numbers import PRODUCTS
+
 
 def orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
     """The nearest semi-orthogonal matrix, by the quintic Newton-Schulz iteration of Muon (Jordan et al., 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.bfloat16()
+    x = matrix.to(PRODUCTS)
     x = x / (x.norm() + 1e-7)
     tall = x.shape[0] > x.shape[1]
     if tall:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from chai_cli.embedded.train.clips import TEST_SEED, TRAIN_SEED, Shard, clip_shards
 from chai_cli.embedded.train.loop import Plan
+from chai_cli.embedded.train.numbers import fast_products
 
 Z_DIM = 48
 CONFIG: dict[str, Any] = {
@@ -89,7 +90,7 @@ class VaeTask:
     def loss(self, rng: torch.Generator, step: int) -> tuple[Tensor, dict[str, float]]:
         frames = 17 if step % 4 == 0 else 9
         x = self.clips(rng, self.batch * 9 // frames, frames)
-        with torch.autocast("cpu", torch.bfloat16):
+        with fast_products():
             posterior = self.model.encode(x).latent_dist
             noise = torch.randn(posterior.mean.shape, generator=rng)
             y = decode_open(self.model, posterior.mean + posterior.std * noise)
