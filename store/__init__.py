@@ -3,5 +3,6 @@
 from store.errors import StoreError
 from store.index import Match
 from store.latents import Entry, LatentStore, namespace
+from store.vector import Vector
 
-__all__ = ["Entry", "LatentStore", "Match", "StoreError", "namespace"]
+__all__ = ["Entry", "LatentStore", "Match", "StoreError", "Vector", "namespace"]

@@ -17,8 +17,8 @@ from lmdb.verify import VerifyError
 from lmdb.verify import verify as verify_pages
 
 from store.codec import unseal
-from store.environment import NAMES, Environment
-from store.errors import StoreError, explain
+from store.environment import IMPORTED, NAMES, Environment
+from store.errors import StoreError, explain, missing
 from store.latents import LatentStore
 
 MAGIC = b"chai-cache-1\n"
@@ -40,6 +40,22 @@ class Findings:
         return not (self.damaged or self.orphans or self.structure)
 
 
+def find(path: Path) -> Path:
+    """The folder of a store.
+
+    Raises:
+        StoreError: there is none, or it may not be looked at.
+    """
+    path = Path(path)
+    try:
+        there = (path / "data.mdb").exists()
+    except OSError as error:
+        raise explain(path, error) from None
+    if not there:
+        raise missing(path)
+    return path
+
+
 def verify(path: Path, repair: bool = False) -> Findings:
     """Check the file's structure without opening it, then every checksum, then that the databases agree.
 
@@ -50,9 +66,7 @@ def verify(path: Path, repair: bool = False) -> Findings:
     Raises:
         StoreError: there is no store.
     """
-    data = Path(path) / "data.mdb"
-    if not data.exists():
-        raise StoreError(f"there is no cache at {path}")
+    data = find(path) / "data.mdb"
     findings = Findings()
     try:
         findings.structure = [str(problem) for problem in verify_pages(str(data), subdir=False)]
@@ -123,10 +137,8 @@ def compact(path: Path) -> tuple[int, int]:
     Returns:
         Bytes of the file before and after.
     """
-    path = Path(path)
+    path = find(path)
     data = path / "data.mdb"
-    if not data.exists():
-        raise StoreError(f"there is no cache at {path}")
     before = data.stat().st_size
     environment = Environment(path)
     fresh = path / "compact.tmp"
@@ -203,6 +215,8 @@ def import_(path: Path, source: Path) -> int:
             if key[:8] not in there:
                 txn.put(key, value, db=environment.db[EXPORTED[number]])
                 taken.add(key[:8])
+        if taken:
+            txn.put(IMPORTED, os.urandom(8), db=environment.db["meta"])
     environment.close()
     return len(taken)
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import lmdb
 
-from store.errors import StoreError, explain
+from store.errors import StoreError, explain, missing
 
 MAP_SIZE = 1 << 40  # costs nothing on disk and spares all growth logic
 MAX_READERS = 2048
 NAMES = ("meta", "entries", "latents", "vectors", "recency", "log")
 SCHEMA = 1
+IMPORTED = b"imported"  # in `meta`: bytes that change with every import
 REMOTE = frozenset(
     [
         "nfs",
@@ -119,7 +120,7 @@ class Environment:
             if data.exists():
                 check_whole(data)
             elif self.readonly:
-                raise StoreError(f"there is no cache at {self.path}")
+                raise missing(self.path)
             self.env = lmdb.open(
                 str(self.path),
                 map_size=MAP_SIZE,
@@ -128,6 +129,7 @@ class Environment:
                 readonly=self.readonly,
                 create=not self.readonly,
                 writemap=False,
+                lock=self.can_lock(),
             )
             self.owner = os.getpid()
             self.env.reader_check()
@@ -140,6 +142,11 @@ class Environment:
             self.close()
             raise
         return self.env
+
+    def can_lock(self) -> bool:
+        """False for a reader who may not write the lock: what is overwritten under its eyes fails its checksum."""
+        lock = self.path / "lock.mdb"
+        return not self.readonly or os.access(lock if lock.exists() else self.path, os.W_OK)
 
     def migrate(self) -> None:
         """Bring an older schema up to this one, a step at a time, in one transaction."""
@@ -168,6 +175,8 @@ class Environment:
         Raises:
             StoreError: with the reason in words.
         """
+        if write and self.readonly:
+            raise StoreError(f"the cache at {self.path} is open for reading only; leave out --read-only-cache to change it")
         env = self.open()
         try:
             with env.begin(write=write) as txn:

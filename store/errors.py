@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import lmdb
@@ -27,11 +28,17 @@ def explain(path: Path, error: Exception) -> StoreError:
         return StoreError(f"the cache at {path} has another LMDB format; move it away, or give another --cache")
     if isinstance(error, lmdb.MapFullError) or disk_is_full(path, error):
         return StoreError(f"the disk of {path} is full; free some space, or run: chai cache evict --cache {path}")
+    if isinstance(error, PermissionError) and not os.access(path / "data.mdb", os.R_OK) and os.access(path, os.X_OK):
+        return StoreError(f"the cache at {path} belongs to another user, who keeps it private; give another --cache")
     if isinstance(error, (lmdb.ReadonlyError, PermissionError)) or "Permission denied" in said or "Read-only" in said:
         return StoreError(f"the cache at {path} cannot be written; use --read-only-cache, or give another --cache")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreError(f"too many processes read the cache at {path}; end some of them")
     return StoreError(f"the cache at {path} cannot be used ({said or type(error).__name__})")
+
+
+def missing(path: Path) -> StoreError:
+    return StoreError(f"there is no cache at {path}; chai gen makes one, or give another --cache")
 
 
 def disk_is_full(path: Path, error: Exception) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ import lmdb
 import numpy as np
 
 from store.codec import FORMATS, pack, seal, unpack, unseal
-from store.environment import Environment
+from store.environment import IMPORTED, Environment
 from store.errors import StoreError
 from store.eviction import POLICIES, Use
-from store.index import Index, Match
+from store.index import KEY, Index, Match
+from store.vector import Vector, pack_vector, peek_label, peek_values, unpack_vector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 USE = struct.Struct("=ddqd")  # stored, used, hits, saved
 DEFAULT_BUDGET = 10**9
 LOG_LIMIT = 100_000
+BATCH = 4096  # vectors read into an index at a time
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class LatentStore:
         >>> import tempfile, torch
         >>> store = LatentStore(Path(tempfile.mkdtemp()))
         >>> entry = Entry("a red ball", ("red ball",), "n", "m", 0, {}, (64, 64, 17), 1.0)
-        >>> kept = store.put(entry, {"clean": torch.ones(1, 2, 3)}, [("prompt", np.array([1.0, 0.0]))])
-        >>> store.search("n", np.array([[1.0, 0.0]]), 1)[0][0].similarity
+        >>> kept = store.put(entry, {"clean": torch.ones(1, 2, 3)}, [Vector("prompt", "", np.array([1.0, 0.0]))])
+        >>> store.search("n", "prompt", np.array([[1.0, 0.0]]), 1)[0][0].similarity
         1.0
     """
 
@@ -108,10 +110,11 @@ class LatentStore:
         self.numbers = numbers
         self.environment = Environment(self.path, readonly)
         self.readonly = readonly
-        self.indices: dict[str, Index] = {}
-        self.seen: tuple[int, int] = (-1, -1)  # process and LMDB transaction that the indices show
-        self.known: set[str] = set()
-        self.newest = b""
+        self.indices: dict[tuple[str, str, int], Index] = {}  # by namespace, kind and width
+        self.seen = (-1, -1)  # process and LMDB transaction that the indices show
+        self.known = 0  # entries that they show
+        self.newest = b""  # the last of these
+        self.imported = b""  # only an import can add entries before the last, and it changes this mark
 
     # Writing
 
@@ -119,23 +122,26 @@ class LatentStore:
         self,
         entry: Entry,
         latents: Mapping[str, Tensor],
-        vectors: Sequence[tuple[str, np.ndarray]],
+        vectors: Sequence[Vector],
         thumbnail: bytes = b"",
     ) -> Entry:
         """Store a render and make room for it, in one transaction: all or nothing.
 
         Args:
             latents: By name, such as `step2` or `clean`.
-            vectors: Labelled unit vectors [D], of the entities and of the whole prompt.
+            vectors: Of the entities and of the whole prompt. One of another width than its kind's others is kept, and found
+                by queries of its own width only.
 
         Returns:
             The entry with its id, time and bytes.
 
         Raises:
-            StoreError: it alone exceeds the budget, or it could not be written; the store is as before.
+            StoreError: it alone exceeds the budget, or it could not be written, or a vector is no row of finite numbers; the
+                store is as before.
         """
         now = time.time()
         data = pack(latents, self.numbers)
+        rows = [pack_vector(entry.namespace, vector) for vector in vectors]
         with self.environment.transaction(write=True) as txn:
             db = self.environment.db
             before = self.environment.pages(txn)
@@ -146,10 +152,8 @@ class LatentStore:
             txn.put(key, data, db=db["latents"])
             if thumbnail:
                 txn.put(key + b"t", seal(thumbnail), db=db["latents"])
-            for number, (label, vector) in enumerate(vectors):
-                head = json.dumps([entry.namespace, label]).encode()
-                body = np.asarray(vector, np.float32).tobytes()
-                txn.put(key + number.to_bytes(2, "big"), seal(struct.pack("=I", len(head)) + head + body), db=db["vectors"])
+            for number, row in enumerate(rows):
+                txn.put(key + number.to_bytes(2, "big"), row, db=db["vectors"])
             txn.put(key, USE.pack(now, now, 0, 0.0), db=db["recency"])
             size = self.environment.pages(txn) - before
             if size > self.budget:
@@ -238,13 +242,20 @@ class LatentStore:
         with self.environment.transaction() as txn:
             return self.environment.pages(txn)
 
+    def file_bytes(self) -> int:
+        """Bytes of the file, free pages included."""
+        return (self.path / "data.mdb").stat().st_size
+
+    def ids(self) -> list[str]:
+        """Ids of all entries, oldest first."""
+        with self.environment.transaction() as txn:
+            return [bytes(key).hex() for key in txn.cursor(self.environment.db["entries"]).iternext(values=False)]
+
     def entries(self) -> Iterator[Entry]:
         """All whole entries, oldest first."""
-        with self.environment.transaction() as txn:
-            keys = [bytes(key) for key in txn.cursor(self.environment.db["entries"]).iternext(values=False)]
-        for key in keys:
+        for id in self.ids():
             try:
-                yield self.entry(key.hex())
+                yield self.entry(id)
             except KeyError:
                 continue
 
@@ -266,7 +277,7 @@ class LatentStore:
             self.drop_damaged(id)
             raise KeyError(id) from None
         stored, used, hits, saved = USE.unpack(use)
-        found |= {"stored": stored, "used": used, "hits": hits, "saved": saved}
+        found |= {"id": id, "stored": stored, "used": used, "hits": hits, "saved": saved}
         fields: dict[str, Any] = {k: tuple(v) if k in ("entities", "size", "latents") else v for k, v in found.items()}
         return Entry(**fields)
 
@@ -299,55 +310,103 @@ class LatentStore:
     def events(self) -> list[dict[str, Any]]:
         """The log, oldest first."""
         with self.environment.transaction() as txn:
-            return [json.loads(bytes(value)) for _, value in txn.cursor(self.environment.db["log"])]
+            rows = [bytes(value) for value in txn.cursor(self.environment.db["log"]).iternext(keys=False)]
+        return json.loads(b"[" + b",".join(rows) + b"]")  # at once: several times faster than one by one
 
-    def search(self, namespace: str, queries: np.ndarray, count: int) -> list[list[Match]]:
-        """The nearest vectors of a namespace for each query, best first, exactly.
+    def search(self, namespace: str, kind: str, queries: np.ndarray, count: int) -> list[list[Match]]:
+        """The nearest vectors of a kind in a namespace for each query, best first, exactly; of equally near ones the newest.
 
         Args:
             queries: Unit vectors [Q, D].
         """
-        self.refresh()
-        index = self.indices.get(namespace)
-        return index.search(queries, count) if index else [[] for _ in queries]
-
-    def refresh(self) -> None:
-        """Bring the matrices up to date with what this and other processes wrote: only the difference is read."""
         with self.environment.transaction() as txn:
-            now = (os.getpid(), txn.id())
-            if now == self.seen:
-                return
-            db = self.environment.db["entries"]
-            if self.seen[0] != now[0]:
-                self.indices, self.known, self.newest = {}, set(), b""
-            cursor = txn.cursor(db)
-            found = cursor.set_range(self.newest + b"\0") if self.newest else cursor.first()
-            while found:
-                self.newest = bytes(cursor.key())
-                self.known.add(self.newest.hex())
-                self.read_vectors(txn, self.newest)
-                found = cursor.next()
-            if len(self.known) != txn.stat(db)["entries"]:  # something went: only then are all keys read
-                there = {bytes(key).hex() for key in txn.cursor(db).iternext(values=False)}
-                for id in self.known - there:
-                    for index in self.indices.values():
-                        index.remove(id)
-                self.known = there
+            self.refresh(txn)
+            index = self.indices.get((namespace, kind, queries.shape[1]))
+            if index is None or count < 1:
+                return [[] for _ in queries]
+            near = index.candidates(queries, count)
+            return [self.rank(txn, query, keys, count) for query, keys in zip(queries, near, strict=True)]
+
+    def rank(self, txn: lmdb.Transaction, query: np.ndarray, keys: np.ndarray, count: int) -> list[Match]:
+        """The nearest of a few rows, by their stored numbers in float64."""
+        raw = keys.tobytes()
+        found = txn.cursor(self.environment.db["vectors"]).getmulti([raw[at : at + 10] for at in range(0, len(raw), 10)])
+        records = [(bytes(key), bytes(record)) for key, record in found]
+        if not records:
+            return []
+        rows = np.stack([peek_values(record, len(query)) for _, record in records])
+        similarity = rows.astype(np.float64) @ query.astype(np.float64)
+        order = sorted(range(len(records)), key=lambda i: (similarity[i], records[i][0]), reverse=True)[:count]
+        return [Match(records[i][0][:8].hex(), peek_label(records[i][1]), float(similarity[i])) for i in order]
+
+    def vectors(self, namespace: str, kind: str, ids: Iterable[str]) -> dict[str, list[tuple[str, np.ndarray]]]:
+        """Labels and vectors [D] of a kind of the given entries, in the order in which they were put.
+
+        Unknown entries, and those with no vector of the kind, are absent.
+        """
+        found: dict[str, list[tuple[str, np.ndarray]]] = {}
+        with self.environment.transaction() as txn:
+            for id in ids:
+                prefix = bytes.fromhex(id)
+                for key, space, vector in self.rows(txn, prefix):
+                    if not key.startswith(prefix):
+                        break
+                    if (space, vector.kind) == (namespace, kind):
+                        found.setdefault(id, []).append((vector.label, vector.values))
+        return found
+
+    def rows(self, txn: lmdb.Transaction, start: bytes) -> Iterator[tuple[bytes, str, Vector]]:
+        """Key, namespace and vector of all sound records from a key on."""
+        cursor = txn.cursor(self.environment.db["vectors"])
+        if cursor.set_range(start):
+            for key, record in cursor.iternext():
+                try:
+                    yield bytes(key), *unpack_vector(bytes(record))
+                except StoreError:
+                    continue
+
+    def refresh(self, txn: lmdb.Transaction) -> None:
+        """Bring the indices up to date with what this and other processes wrote: only the difference is read."""
+        now = (os.getpid(), txn.id())
+        if now == self.seen:
+            return
+        db = self.environment.db["entries"]
+        imported = bytes(txn.get(IMPORTED, db=self.environment.db["meta"]) or b"")
+        if self.seen[0] != now[0] or imported != self.imported:
+            self.forget()
+            self.imported = imported
+        self.read_new(txn)
+        cursor = txn.cursor(db)
+        if cursor.set_range(self.newest + b"\0") if self.newest else cursor.first():
+            self.known += sum(1 for _ in cursor.iternext(values=False))
+        self.newest = bytes(cursor.key()) if cursor.last() else b""
+        if self.known != (count := txn.stat(db)["entries"]):  # something went: only then are all keys read
+            there = np.frombuffer(b"".join(cursor.iternext(values=False)) if cursor.first() else b"", ">u8")
+            for index in self.indices.values():
+                index.keep(there)
+            self.known = count
         self.seen = now
 
-    def read_vectors(self, txn: lmdb.Transaction, key: bytes) -> None:
-        cursor = txn.cursor(self.environment.db["vectors"])
-        found = cursor.set_range(key)
-        while found and bytes(cursor.key()).startswith(key):
-            try:
-                body = unseal(cursor.value())
-            except StoreError:
-                return
-            (length,) = struct.unpack_from("=I", body)
-            namespace, label = json.loads(body[4 : 4 + length])
-            vector = np.frombuffer(body[4 + length :], np.float32)
-            self.indices.setdefault(namespace, Index(len(vector))).add(key.hex(), label, vector)
-            found = cursor.next()
+    def read_new(self, txn: lmdb.Transaction) -> None:
+        """Add the vectors of the entries after the last known one, some thousand at a time."""
+        new: dict[tuple[str, str, int], list[tuple[bytes, np.ndarray]]] = {}
+
+        def add(kind: tuple[str, str, int]) -> None:
+            keys, values = zip(*new.pop(kind), strict=True)
+            index = self.indices.setdefault(kind, Index(kind[2]))
+            index.extend(np.frombuffer(b"".join(keys), KEY), np.stack(values))
+
+        for key, namespace, vector in self.rows(txn, self.newest + b"\xff\xff\xff" if self.newest else b""):
+            kind = (namespace, vector.kind, len(vector.values))
+            new.setdefault(kind, []).append((key, vector.values))
+            if len(new[kind]) == BATCH:
+                add(kind)
+        for kind in list(new):
+            add(kind)
+
+    def forget(self) -> None:
+        self.indices, self.known, self.newest, self.seen = {}, 0, b"", (-1, -1)
 
     def close(self) -> None:
+        self.forget()
         self.environment.close()

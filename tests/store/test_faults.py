@@ -6,13 +6,15 @@ import multiprocessing
 import os
 import random
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from store import LatentStore, StoreError
+from store import LatentStore, StoreError, Vector
 from store.care import verify
 from tests.store.test_latents import entry, latents, unit
 
@@ -22,7 +24,7 @@ FORK = multiprocessing.get_context("fork")
 
 def fill(path: Path, count: int = 4) -> list[str]:
     store = LatentStore(path)
-    ids = [store.put(entry(str(n)), latents(n), [("prompt", unit(1, n))]).id for n in range(count)]
+    ids = [store.put(entry(str(n)), latents(n), [Vector("prompt", "", unit(1, n))]).id for n in range(count)]
     store.close()
     return ids
 
@@ -31,7 +33,7 @@ def put_forever(path: Path, budget: int) -> None:
     store = LatentStore(path, budget=budget)
     number = 0
     while True:
-        store.put(entry(str(number)), latents(0), [("prompt", unit(1, 0)), ("entity", unit(0, 1))])
+        store.put(entry(str(number)), latents(0), [Vector("prompt", "", unit(1, 0)), Vector("entity", "", unit(0, 1))])
         number += 1
 
 
@@ -96,7 +98,7 @@ def read_all(path: Path, ids: list[str], said: Path) -> None:
                 store.latents(id)
             except KeyError:
                 missing += 1
-        store.search("n", np.eye(2, dtype=np.float32), 3)
+        store.search("n", "prompt", np.eye(2, dtype=np.float32), 3)
     except StoreError as error:
         said.write_text(str(error))
         return
@@ -134,6 +136,69 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         LatentStore(tmp_path / "file" / "cache").put(entry(), latents(), [])
 
 
+NOBODY = 65534
+
+
+def as_nobody(path: Path, readonly: bool, said: Path) -> None:
+    """Read, then put, without the rights of root; writes down what came of it."""
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    store = LatentStore(path, readonly=readonly)
+    results = []
+    for step in (
+        lambda: f"{len(store.search('n', 'prompt', unit(1, 0)[None], 9)[0])} found",
+        lambda: f"{len(store.latents(next(store.entries()).id))} latents",
+        lambda: store.put(entry(), latents(), []).prompt,
+    ):
+        try:
+            results.append(step())
+        except StoreError as error:
+            results.append(str(error))
+    said.write_text("\n".join(results))
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user may enter, with a cache of root's in it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        fill(folder / "cache")
+        LatentStore(folder / "cache", readonly=True).latents(LatentStore(folder / "cache").ids()[0])
+        (folder / "said").touch()
+        (folder / "said").chmod(0o666)
+        yield folder
+
+
+def told_to_nobody(folder: Path, readonly: bool) -> list[str]:
+    child = FORK.Process(target=as_nobody, args=(folder / "cache", readonly, folder / "said"))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
+    return (folder / "said").read_text().splitlines()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_reads_a_cache_that_only_its_owner_may_write(shared: Path) -> None:
+    found, read, put = told_to_nobody(shared, readonly=True)
+    assert (found, read) == ("4 found", "2 latents")
+    assert put == f"the cache at {shared / 'cache'} is open for reading only; leave out --read-only-cache to change it"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_writer_without_permission_is_told_what_to_do(shared: Path) -> None:
+    advice = f"the cache at {shared / 'cache'} cannot be written; use --read-only-cache, or give another --cache"
+    assert told_to_nobody(shared, readonly=False) == [advice] * 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("readonly", [True, False])
+def test_a_private_cache_is_no_one_elses(shared: Path, readonly: bool) -> None:
+    (shared / "cache" / "data.mdb").chmod(0o600)
+    advice = f"the cache at {shared / 'cache'} belongs to another user, who keeps it private; give another --cache"
+    assert set(told_to_nobody(shared, readonly)[:2]) == {advice}
+
+
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.environment.file_system", lambda path: "nfs4")
     with pytest.raises(StoreError, match=r"network file system \(nfs4\)"):
@@ -143,8 +208,8 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def put_and_read(path: Path, number: int) -> None:
     store = LatentStore(path, budget=2_000_000)
     for turn in range(8):
-        store.put(entry(f"{number}-{turn}"), latents(turn), [("prompt", unit(1, turn))])
-        for match in store.search("n", unit(1, 0)[None], 3)[0]:
+        store.put(entry(f"{number}-{turn}"), latents(turn), [Vector("prompt", "", unit(1, turn))])
+        for match in store.search("n", "prompt", unit(1, 0)[None], 3)[0]:
             try:
                 store.latents(match.id)
             except KeyError:
@@ -190,8 +255,8 @@ def test_a_stale_reader_does_not_stop_writers_and_its_slot_is_freed(tmp_path: Pa
 
 def test_a_forked_child_opens_the_store_for_itself(tmp_path: Path) -> None:
     store = LatentStore(tmp_path / "cache")
-    store.put(entry(), latents(), [("prompt", unit(1, 0))])
-    assert len(store.search("n", unit(1, 0)[None], 1)[0]) == 1
+    store.put(entry(), latents(), [Vector("prompt", "", unit(1, 0))])
+    assert len(store.search("n", "prompt", unit(1, 0)[None], 1)[0]) == 1
     child = FORK.Process(target=store.log, args=({"from": "child"},))
     child.start()
     child.join(60)

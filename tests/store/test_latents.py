@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from store import Entry, LatentStore, StoreError, namespace
+from store import Entry, LatentStore, StoreError, Vector, namespace
 from store.care import compact, export, import_, verify
 from store.environment import SCHEMA, file_system
 from store.eviction import POLICIES, Use
-from store.index import Index
 
 
 def entry(prompt: str = "a red ball", space: str = "n") -> Entry:
@@ -35,7 +34,7 @@ def store(tmp_path: Path) -> LatentStore:
 
 
 def test_an_entry_comes_back_as_it_was_put(store: LatentStore) -> None:
-    kept = store.put(entry(), latents(), [("prompt", unit(1, 0))], thumbnail=b"picture")
+    kept = store.put(entry(), latents(), [Vector("prompt", "", unit(1, 0))], thumbnail=b"picture")
     found = store.entry(kept.id)
     assert found == kept
     assert found.bytes > 2 * 4 * 5 * 64 * 2
@@ -56,51 +55,62 @@ def test_number_formats_trade_bytes_for_error(tmp_path: Path, numbers: str, erro
     assert size <= kept.bytes <= size * 1.2 + 20_000
 
 
-def test_search_is_exact_ranked_and_inside_the_namespace(store: LatentStore) -> None:
-    near = store.put(entry(), latents(), [("entity:red ball", unit(1, 0.1)), ("prompt", unit(0, 1))])
-    store.put(entry(space="other"), latents(), [("entity:red ball", unit(1, 0))])
-    far = store.put(entry(), latents(), [("entity:blue star", unit(1, 1))])
-    found = store.search("n", unit(1, 0)[None], 5)[0]
-    assert [(m.id, m.label) for m in found] == [(near.id, "entity:red ball"), (far.id, "entity:blue star"), (near.id, "prompt")]
+def test_search_is_exact_ranked_and_inside_the_namespace_and_the_kind(store: LatentStore) -> None:
+    near = store.put(entry(), latents(), [Vector("entity", "red ball", unit(1, 0.1)), Vector("prompt", "", unit(1, 0))])
+    store.put(entry(space="other"), latents(), [Vector("entity", "red ball", unit(1, 0))])
+    far = store.put(entry(), latents(), [Vector("entity", "blue star", unit(1, 1)), Vector("entity", "dog", unit(0, 1))])
+    found = store.search("n", "entity", unit(1, 0)[None], 5)[0]
+    assert [(m.id, m.label) for m in found] == [(near.id, "red ball"), (far.id, "blue star"), (far.id, "dog")]
     assert found[0].similarity == pytest.approx(1 / np.sqrt(1.01), abs=1e-6)
-    assert store.search("nowhere", unit(1, 0)[None], 5) == [[]]
+    assert [m.id for m in store.search("n", "prompt", unit(1, 0)[None], 5)[0]] == [near.id]
+    assert store.search("nowhere", "entity", unit(1, 0)[None], 5) == [[]]
+    assert store.search("n", "sound", unit(1, 0)[None], 5) == [[]]
+
+
+def test_the_vectors_of_entries_come_back_with_their_labels_in_order(store: LatentStore) -> None:
+    rows = [("red ball", unit(1, 0.1)), ("blue star", unit(1, 1))]
+    first = store.put(entry(), latents(), [Vector("entity", *row) for row in rows])
+    second = store.put(entry(), latents(), [Vector("prompt", "", unit(1, 0))])
+    found = store.vectors("n", "entity", [first.id, second.id, "00" * 8])
+    assert list(found) == [first.id]
+    assert [label for label, _ in found[first.id]] == ["red ball", "blue star"]
+    assert all(np.array_equal(values, truth) for (_, values), (_, truth) in zip(found[first.id], rows, strict=True))
+    store.remove([first.id])
+    assert store.vectors("n", "entity", [first.id]) == {}
+
+
+def test_vectors_of_another_width_are_found_by_their_own_queries_only(store: LatentStore) -> None:
+    two = store.put(entry(), latents(), [Vector("prompt", "", unit(1, 0))])
+    three = store.put(entry(), latents(), [Vector("prompt", "", unit(1, 0, 0))])
+    assert [m.id for m in store.search("n", "prompt", unit(1, 0)[None], 5)[0]] == [two.id]
+    assert [m.id for m in store.search("n", "prompt", unit(1, 0, 0)[None], 5)[0]] == [three.id]
+    assert list(store.vectors("n", "prompt", [two.id, three.id])) == [two.id, three.id]
+
+
+@pytest.mark.parametrize("values", [[np.nan, 1.0], [], [[1.0, 0.0]]])
+def test_a_vector_that_is_no_row_of_numbers_is_refused(store: LatentStore, values: list[float]) -> None:
+    with pytest.raises(StoreError, match="the entity vector 'ball' is no row of finite numbers; nothing was stored"):
+        store.put(entry(), latents(), [Vector("entity", "ball", np.array(values))])
+    assert len(store) == 0
 
 
 def test_search_sees_what_another_process_wrote_and_removed(store: LatentStore, tmp_path: Path) -> None:
     import multiprocessing
 
-    first = store.put(entry(), latents(), [("prompt", unit(1, 0))])
-    assert len(store.search("n", unit(1, 0)[None], 5)[0]) == 1
+    first = store.put(entry(), latents(), [Vector("prompt", "", unit(1, 0))])
+    assert len(store.search("n", "prompt", unit(1, 0)[None], 5)[0]) == 1
     child = multiprocessing.get_context("spawn").Process(target=write_and_remove, args=(tmp_path / "cache", first.id))
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    found = store.search("n", unit(1, 0)[None], 5)[0]
+    found = store.search("n", "prompt", unit(1, 0)[None], 5)[0]
     assert [m.label for m in found] == ["from the child"]
 
 
 def write_and_remove(path: Path, id: str) -> None:
     other = LatentStore(path)
-    other.put(entry(), latents(), [("from the child", unit(1, 0))])
+    other.put(entry(), latents(), [Vector("prompt", "from the child", unit(1, 0))])
     other.remove([id])
-
-
-def test_index_equals_brute_force_after_any_additions_and_removals() -> None:
-    rng = np.random.default_rng(0)
-    index, truth = Index(8), {}
-    for step in range(3000):
-        if truth and rng.random() < 0.3:
-            gone = str(rng.choice(sorted(truth)))
-            index.remove(gone)
-            del truth[gone]
-        else:
-            truth[f"e{step}"] = [unit(*rng.normal(size=8)) for _ in range(int(rng.integers(1, 3)))]
-            for number, vector in enumerate(truth[f"e{step}"]):
-                index.add(f"e{step}", str(number), vector)
-    query = unit(*rng.normal(size=8))
-    expected = sorted((-float(v @ query), id, str(n)) for id, vs in truth.items() for n, v in enumerate(vs))[:20]
-    found = index.search(query[None], 20)[0]
-    assert [(m.id, m.label) for m in found] == [(id, label) for _, id, label in expected]
 
 
 def test_namespaces_tell_models_shapes_and_tenants_apart() -> None:
@@ -119,7 +129,7 @@ def test_the_budget_holds_and_lru_keeps_what_was_used(tmp_path: Path) -> None:
     store.budget = 200_000
     first = store.put(entry("first"), latents(), [])
     for number in range(20):
-        store.put(entry(f"p{number}"), latents(number), [("prompt", unit(1, 0))])
+        store.put(entry(f"p{number}"), latents(number), [Vector("prompt", "", unit(1, 0))])
         store.touch(first.id, saved=10)
         assert store.used() <= store.budget
     prompts = [e.prompt for e in store.entries()]
@@ -142,12 +152,12 @@ def test_policies_rank_as_they_say() -> None:
 
 def test_clear_and_evict(store: LatentStore) -> None:
     for number in range(5):
-        store.put(entry(str(number)), latents(number), [("prompt", unit(1, 0))])
+        store.put(entry(str(number)), latents(number), [Vector("prompt", "", unit(1, 0))])
     store.log({"hit": True})
     assert store.evict(store.used() // 2) >= 2
     assert 0 < len(store) < 5
     store.clear()
-    assert (len(store), store.events(), store.search("n", unit(1, 0)[None], 3)) == (0, [], [[]])
+    assert (len(store), store.events(), store.search("n", "prompt", unit(1, 0)[None], 3)) == (0, [], [[]])
 
 
 def test_two_stores_on_one_path_in_one_process(store: LatentStore, tmp_path: Path) -> None:
@@ -155,7 +165,7 @@ def test_two_stores_on_one_path_in_one_process(store: LatentStore, tmp_path: Pat
     store.close()
     again = LatentStore(tmp_path / "cache", readonly=True)
     assert len(again) == 1
-    with pytest.raises(StoreError, match="cannot be written; use --read-only-cache"):
+    with pytest.raises(StoreError, match="is open for reading only; leave out --read-only-cache to change it"):
         again.put(entry(), latents(), [])
 
 
@@ -169,7 +179,7 @@ def test_schema_of_a_newer_chai_is_refused(store: LatentStore, tmp_path: Path) -
 
 
 def test_export_and_import_move_entries_once(store: LatentStore, tmp_path: Path) -> None:
-    kept = [store.put(entry(str(n)), latents(n), [("prompt", unit(1, n))], thumbnail=b"t") for n in range(3)]
+    kept = [store.put(entry(str(n)), latents(n), [Vector("prompt", "", unit(1, n))], thumbnail=b"t") for n in range(3)]
     store.close()
     assert export(tmp_path / "cache", tmp_path / "file") == 3
     assert import_(tmp_path / "other", tmp_path / "file") == 3
@@ -183,7 +193,7 @@ def test_export_and_import_move_entries_once(store: LatentStore, tmp_path: Path)
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "foreign", "empty"])
 def test_a_harmed_export_is_refused_before_anything_is_written(store: LatentStore, tmp_path: Path, harm: str) -> None:
-    store.put(entry(), latents(), [("prompt", unit(1, 0))])
+    store.put(entry(), latents(), [Vector("prompt", "", unit(1, 0))])
     store.close()
     file = tmp_path / "file"
     export(tmp_path / "cache", file)
