@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def denoise(
         on_step: Told the steps done and the steps there are, after each.
     """
     plan = method.plan(look)
-    scheduler = backbone.schedule(look)
+    scheduler = backbone.schedule(replace(look, num_inference_steps=plan.num_inference_steps))
     scheduler.set_begin_index(plan.start_step)
     sigmas = [float(s) for s in scheduler.sigmas]
     trajectory = Trajectory(method.start(backbone.noise(look), plan), sigmas)

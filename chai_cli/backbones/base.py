@@ -40,6 +40,7 @@ class ModelRecord:
     flow_shift: float | None = None
     max_sequence_length: int = 512
     memory: float | None = None
+    embedder: str = "ViT-B-32"
     unknown_words: Callable[[str], list[str]] | None = field(default=None, compare=False)
 
 
@@ -79,6 +80,21 @@ class Look:
     scheduler: str
 
 
+class ModelFiles(Protocol):
+    """What a model's files tell without loading it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells models apart whose latents do not fit each other."""
+
+    def latent_shape(self, look: Look) -> tuple[int, int, int, int, int]:
+        """[1, C, T, H, W].
+
+        Raises:
+            ChaiError: a size the model cannot make.
+        """
+
+
 class Backbone(Protocol):
     """A loaded model. One instance serves any number of requests and keeps nothing of one for the next."""
 
@@ -97,6 +113,16 @@ class Backbone(Protocol):
 
     def schedule(self, look: Look) -> Any:
         """A fresh diffusers scheduler with its timesteps set."""
+
+    def transformers(self) -> list[Any]:
+        """The models that denoise."""
+
+    def latent_shape(self, look: Look) -> tuple[int, int, int, int, int]:
+        """[1, C, T, H, W].
+
+        Raises:
+            ChaiError: a size the model cannot make.
+        """
 
     def noise(self, look: Look) -> torch.Tensor:
         """Seeded noise [1, C, T, H, W] in float32, drawn on the CPU."""
@@ -128,6 +154,7 @@ def embedded_record() -> ModelRecord:
         flow_shift=3.0,
         max_sequence_length=64,
         memory=0.1,
+        embedder=str(Path(__file__).parents[1] / "embedded" / "weights" / "clip"),
         unknown_words=captions.unknown_words,
     )
 
@@ -156,7 +183,7 @@ RECORDS: dict[str, Callable[[], ModelRecord]] = {
     ),
 }
 
-FAMILIES = {"wan": "chai_cli.backbones.wan:WanBackbone"}
+FAMILIES = {"wan": ("chai_cli.backbones.wan", "WanBackbone", "WanFiles")}
 PIPELINES = {"WanPipeline": "wan"}
 
 
@@ -249,8 +276,22 @@ def load(record: ModelRecord, placement: Placement) -> Backbone:
         ChaiError: files missing or broken, hub unreachable, or a placement this machine cannot do.
     """
     folder = local_folder(record) or download(record)
-    module, name = FAMILIES[record_of_folder(record.name, folder).family].split(":")
+    module, name, _ = FAMILIES[record_of_folder(record.name, folder).family]
     made: Backbone = getattr(importlib.import_module(module), name)(record, folder, placement)
+    return made
+
+
+def read_files(record: ModelRecord, placement: Placement) -> ModelFiles | None:
+    """What can be told of a model before it is loaded; None while it is not on this disk.
+
+    Raises:
+        ChaiError: files missing or broken, or a placement this machine cannot do.
+    """
+    folder = local_folder(record)
+    if folder is None:
+        return None
+    module, _, name = FAMILIES[record_of_folder(record.name, folder).family]
+    made: ModelFiles = getattr(importlib.import_module(module), name).read(record, folder, placement)
     return made
 
 

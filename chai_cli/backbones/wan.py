@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from diffusers.utils import logging as diffusers_logging
 from diffusers.utils.torch_utils import randn_tensor
 from transformers.utils import logging as transformers_logging
 
-from chai_cli.backbones.base import Look, ModelRecord, Placement, Text, identity
+from chai_cli.backbones.base import Look, ModelRecord, Placement, Text, identity, read_json
 from chai_cli.errors import ChaiError, first_line
 
 SCHEDULERS = {"euler": FlowMatchEulerDiscreteScheduler, "unipc": UniPCMultistepScheduler}
@@ -52,6 +53,55 @@ def weigh(module: torch.nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
+@dataclass(frozen=True)
+class WanFiles:
+    """What the files of a pipeline tell without loading it.
+
+    Attributes:
+        fingerprint: Tells models apart whose latents do not fit each other: weights, numbers, text length, LoRAs.
+        channels: Of a latent.
+        space, time: Pixels of a latent cell each way, frames of one.
+        grid: What height and width must be multiples of.
+    """
+
+    fingerprint: str
+    channels: int
+    space: int
+    time: int
+    grid: int
+
+    @classmethod
+    def read(cls, record: ModelRecord, folder: Path, placement: Placement) -> WanFiles:
+        parts = {}
+        for name in ("model_index.json", "transformer/config.json", "vae/config.json"):
+            parts[name] = read_json(folder / name, f"{record.name} is not whole: {folder / name} is missing or broken")
+        index, transformer, vae = parts.values()
+        space, time = int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
+        patch = transformer.get("patch_size", (1, 2, 2))
+        dtype = choose_dtype(placement.dtype, choose_device(placement.device))
+        said = json.dumps([index.get("_class_name"), str(dtype), record.max_sequence_length, placement.lora])
+        fingerprint = hashlib.blake2b((said + identity(folder)).encode(), digest_size=12).hexdigest()
+        grid = max(16, space * patch[1], space * patch[2])
+        return cls(fingerprint, int(transformer.get("in_channels", 16)), space, time, grid)
+
+    def latent_shape(self, look: Look) -> tuple[int, int, int, int, int]:
+        """[1, C, T, H, W].
+
+        Raises:
+            ChaiError: a size the model cannot make.
+        """
+        if look.height % self.grid or look.width % self.grid:
+            raise ChaiError(f"height and width must be multiples of {self.grid}, not {look.height} and {look.width}")
+        if (look.num_frames - 1) % self.time:
+            near = (look.num_frames - 1) // self.time * self.time + 1
+            raise ChaiError(
+                f"num_frames must be a multiple of {self.time} plus 1, not {look.num_frames}; "
+                f"{near} and {near + self.time} are nearest"
+            )
+        cells = look.height // self.space, look.width // self.space
+        return 1, self.channels, (look.num_frames - 1) // self.time + 1, *cells
+
+
 class WanBackbone:
     """A `WanPipeline` taken apart: the same parts in the same order, with the loop left to `denoise.py`."""
 
@@ -65,8 +115,9 @@ class WanBackbone:
         for library in (diffusers_logging, transformers_logging):
             library.disable_progress_bar()
             library.set_verbosity_error()
-        if not (folder / "vae" / "config.json").is_file():
-            raise ChaiError(f"{record.name} is not whole: {folder / 'vae' / 'config.json'} is missing")
+        self.files = WanFiles.read(record, folder, placement)
+        self.fingerprint = self.files.fingerprint
+        self.latent_shape = self.files.latent_shape
         try:
             vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float32, local_files_only=True)
             self.pipe = WanPipeline.from_pretrained(folder, vae=vae, dtype=self.dtype, local_files_only=True)
@@ -76,8 +127,6 @@ class WanBackbone:
             self.pipe.vae.enable_tiling()
         self.add_loras(placement.lora)
         self.place(placement)
-        said = json.dumps([type(self.pipe).__name__, str(self.dtype), record.max_sequence_length, placement.lora])
-        self.fingerprint = hashlib.blake2b((said + identity(folder)).encode(), digest_size=12).hexdigest()
 
     def add_loras(self, loras: tuple[str, ...]) -> None:
         """Load adapter weights; `path:0.8` sets their strength."""
@@ -152,25 +201,6 @@ class WanBackbone:
             scheduler = made.from_config(own.config, shift=shift)
         scheduler.set_timesteps(look.num_inference_steps, device=self.device)
         return scheduler
-
-    def latent_shape(self, look: Look) -> tuple[int, int, int, int, int]:
-        """[1, C, T, H, W].
-
-        Raises:
-            ChaiError: a size the model cannot make.
-        """
-        space, time = self.pipe.vae_scale_factor_spatial, self.pipe.vae_scale_factor_temporal
-        patch = self.transformers()[0].config.patch_size
-        step = max(16, space * patch[1], space * patch[2])
-        if look.height % step or look.width % step:
-            raise ChaiError(f"height and width must be multiples of {step}, not {look.height} and {look.width}")
-        if (look.num_frames - 1) % time:
-            near = (look.num_frames - 1) // time * time + 1
-            raise ChaiError(
-                f"num_frames must be a multiple of {time} plus 1, not {look.num_frames}; {near} and {near + time} are nearest"
-            )
-        channels = self.transformers()[0].config.in_channels
-        return 1, channels, (look.num_frames - 1) // time + 1, look.height // space, look.width // space
 
     def noise(self, look: Look) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(look.seed)

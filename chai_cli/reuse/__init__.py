@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from chai_cli.reuse.base import Method
-
-
-def dense() -> Method:
-    from chai_cli.reuse.dense import Dense
-
-    return Dense()
+from chai_cli.reuse.base import Reuse
 
 
-METHODS: dict[str, Callable[[], Method]] = {"dense": dense}
+def chai(**options: Any) -> Reuse:
+    from chai_cli.reuse.cache_attention import CacheAttentionOptions
+
+    return CacheAttentionOptions(**options)
+
+
+# What makes a method's options; None for one that reuses nothing.
+METHODS: dict[str, Callable[..., Reuse] | None] = {"chai": chai, "dense": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor
 
@@ -28,16 +29,18 @@ class Dense:
         start_step: int = 0,
         latents: Tensor | None = None,
     ) -> None:
-        self.chosen = Plan(start_step, stop_step, record)
+        self.record = record
+        self.stop_step = stop_step
+        self.start_step = start_step
         self.latents = latents
 
     def plan(self, look: Look) -> Plan:
-        return self.chosen
+        return Plan(look.num_inference_steps, self.start_step, self.stop_step, self.record)
 
     def start(self, noise: Tensor, plan: Plan) -> Tensor:
         return noise if self.latents is None else self.latents.to(noise)
 
-    def around(self, step: Step) -> AbstractContextManager[None]:
+    def around(self, step: Step) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def after(self, step: Step, latents: Tensor) -> Tensor:
