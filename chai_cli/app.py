@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from chai_cli.commands import gen, models, show
+from chai_cli.commands import cache, gen, models, show, stats, warm
 from chai_cli.errors import ChaiError
 
 app = typer.Typer(
@@ -20,6 +20,9 @@ app = typer.Typer(
     epilog="Start with: chai gen samples/prompts.txt --out videos",
 )
 app.command("gen", epilog=gen.EXAMPLES)(gen.gen)
+cache.app.command("warm", epilog=warm.EXAMPLES)(warm.warm)
+app.add_typer(cache.app, name="cache")
+app.command("stats")(stats.stats)
 app.command("show")(show.show)
 app.command("models")(models.models)
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, resolve
+from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, read_files, resolve
 from chai_cli.errors import ChaiError, first_line
 from chai_cli.progress import Progress
 from chai_cli.prompts import BadLine, Request
 from chai_cli.report import Report, Row
+from chai_cli.reuse.base import Reuse
 from chai_cli.video import enlargement, holds
 
 if TYPE_CHECKING:
     from chai_cli.backbones.base import Text
-    from chai_cli.render import Renderer
+    from chai_cli.donors import CacheOptions
+    from chai_cli.render import Rendered, Renderer
+    from chai_cli.retrieve import Lookup
 
 WAVE = 256  # prompts encoded before the transformer runs: bounds the memory of embeddings
 PACKAGES = ("chai-cli", "torch", "diffusers", "transformers")
@@ -34,6 +37,7 @@ class Options:
     out: Path
     record: ModelRecord
     placement: Placement
+    reuse: Reuse | None = None
     method: str = "dense"
     scheduler: str | None = None
     scale: int | None = None
@@ -86,6 +90,7 @@ class Batch:
             "model": options.record.name,
             "weights": self.identity,
             "method": options.method,
+            "reuse": asdict(options.reuse) if options.reuse else {},  # type: ignore[call-overload]
             "dtype": options.placement.dtype,
             "lora": list(options.placement.lora),
             "scale": self.scale(look),
@@ -155,6 +160,7 @@ class Batch:
             raise ChaiError(f"another chai gen is writing to {self.options.out}; wait for it or choose another --out") from None
         except OSError as error:
             raise ChaiError(f"cannot write to {self.options.out}: {error.strerror or error}; choose another --out") from None
+        renderer: Renderer | None = None
         try:
             for torn in self.scratch.glob("*.part*"):
                 torn.unlink()
@@ -166,12 +172,51 @@ class Batch:
             for line in bad:
                 self.record(report, bad_row(line, self.versions))
             if todo:
+                self.check_sizes(todo)
                 renderer = load()
                 for start in range(0, len(todo), WAVE):
                     self.wave(todo[start : start + WAVE], renderer, report)
         finally:
             self.progress.stop()
             lock.release()
+            if renderer and renderer.donors:
+                renderer.donors.close()
+
+    def check_sizes(self, todo: list[Job]) -> None:
+        """Say at once, before anything is loaded, if no request at all has a size that the model can make."""
+        files = read_files(self.options.record, self.options.placement)
+        said: ChaiError | None = None
+        if files is None:
+            return
+        for job in todo:
+            try:
+                files.latent_shape(job.look)
+                return
+            except ChaiError as error:
+                said = said or error
+        if said:
+            raise said
+
+    def predict(self, todo: list[Job], caching: CacheOptions) -> dict[str, Lookup]:
+        """What the present cache would give, by file; nothing while the model is not on this disk or there is no cache."""
+        files = read_files(self.options.record, self.options.placement)
+        if self.options.reuse is None or files is None or not todo:
+            return {}
+        from chai_cli.donors import Donors
+
+        donors = Donors(self.options.record, files, self.options.reuse, replace(caching, readonly=True))
+        if donors.trouble:
+            self.progress.note(f"no hits: {donors.trouble}")
+            return {}
+        meanings = donors.understand([job.request.prompt for job in todo])
+        found = {}
+        for job, meaning in zip(todo, meanings, strict=True):
+            try:
+                found[job.file] = donors.look_up(meaning, job.look)
+            except ChaiError:  # a size that the model cannot make: its row will say so
+                continue
+        donors.close()
+        return found
 
     def warn_unknown(self, jobs: list[Job]) -> None:
         """Name each word the model has never seen once, with the first prompts it stands in."""
@@ -187,6 +232,8 @@ class Batch:
 
     def wave(self, jobs: list[Job], renderer: Renderer, report: Report) -> None:
         """Encode some prompts, then render them."""
+        from chai_cli.render import Understood
+
         texts: dict[tuple[str, str, bool], tuple[Text, float]] = {}
         ready = []
         for job in jobs:
@@ -200,28 +247,19 @@ class Batch:
             except Exception as error:
                 self.fail(job, error, renderer, report)
         renderer.backbone.release_text_encoder()
+        prompts = list(dict.fromkeys(job.request.prompt for job, _ in ready))
+        meanings, meaning_seconds = renderer.understand(prompts)
+        means = dict(zip(prompts, meanings, strict=bool(meanings)))
         for job, text in ready:
             self.progress.begin(job.request.name)
+            target = self.options.out / job.file
+            understood = Understood(*text, means.get(job.request.prompt), meaning_seconds)
             try:
-                target = self.options.out / job.file
-                made = renderer.render(job.request.name, job.look, text, job.wanted, target, self.progress.step)
+                made = renderer.render(job.request.name, job.look, understood, job.wanted, target, self.progress.step)
             except Exception as error:
                 self.fail(job, error, renderer, report)
                 continue
-            why = "decoded the latents kept from an earlier run" if made.latents_reused else ""
-            self.record(
-                report,
-                self.row(
-                    job,
-                    "done",
-                    bytes=target.stat().st_size,
-                    why=why,
-                    steps=made.steps,
-                    model_calls=made.model_calls,
-                    seconds={key: round(value, 4) for key, value in made.seconds.items()},
-                    peak_memory_mib=round(made.peak_memory_mib, 1),
-                ),
-            )
+            self.record(report, self.row(job, "done", bytes=target.stat().st_size, **told(made)))
 
     def fail(self, job: Job, error: Exception, renderer: Renderer, report: Report) -> None:
         """One failed prompt is one row; the traceback goes to `.chai/errors.log`, memory is given back."""
@@ -249,6 +287,32 @@ class Batch:
         except OSError as error:
             raise ChaiError(f"cannot write {report.path}: {error.strerror or error}; free some space and run again") from None
         self.progress.end(row)
+
+
+def told(made: Rendered) -> dict[str, Any]:
+    """What a row says about a render."""
+    found: dict[str, Any] = {
+        "steps": made.steps,
+        "model_calls": made.model_calls,
+        "seconds": {key: round(value, 4) for key, value in made.seconds.items()},
+        "peak_memory_mib": round(made.peak_memory_mib, 1),
+    }
+    if made.latents_reused:
+        found["why"] = "decoded the latents kept from an earlier run"
+    if made.found is None:
+        return found
+    found |= {"reuse": "miss", "why": made.found.why, "not_stored": made.not_stored}
+    if made.found.entry and made.found.candidate:
+        found |= {
+            "reuse": "hit",
+            "donor": made.found.entry.id,
+            "donor_prompt": made.found.entry.prompt,
+            "similarity": round(made.found.candidate.similarity, 4),
+            "shared": [asdict(pair) for pair in made.found.candidate.shared],
+            "calls_saved": made.calls_saved,
+            "seconds_saved": round(made.seconds_saved, 4),
+        }
+    return found
 
 
 def bad_row(line: BadLine, found: dict[str, str]) -> Row:

@@ -21,9 +21,14 @@ class Row:
 
     Attributes:
         status: `done`, `skipped` (already there), or `failed`.
-        why: The reason of a failure or of a miss.
+        why: The reason of a failure, of a miss, or of the choice of a donor.
         bytes: Size of the file: one that was cut off since is rendered again.
         reuse: `hit` or `miss`; `none` for methods that reuse nothing.
+        donor, donor_prompt: The cache entry that was reused, and its prompt.
+        similarity: Cosine of the whole prompts.
+        shared: Entities of the prompt with those of the donor that they were found to be, and the similarity of each.
+        calls_saved, seconds_saved: Of a hit, against dense renders of the same size.
+        not_stored: Why a dense render was not kept as a donor.
         seconds: By part: text, retrieval, denoise, decode, write, total.
         request: What was asked, model and method included: a later run compares it.
     """
@@ -36,6 +41,13 @@ class Row:
     bytes: int = 0
     why: str = ""
     reuse: str = "none"
+    donor: str = ""
+    donor_prompt: str = ""
+    similarity: float = 0.0
+    shared: list[dict[str, Any]] = field(default_factory=list)
+    calls_saved: int = 0
+    seconds_saved: float = 0.0
+    not_stored: str = ""
     seed: int | None = None
     height: int | None = None
     width: int | None = None
@@ -121,19 +133,59 @@ def table(rows: Iterable[Row], shown: int = 40) -> Table:
     made = Table(title=None, show_lines=False, expand=False)
     made.add_column("#", justify="right")
     made.add_column("prompt", overflow="ellipsis", no_wrap=True, max_width=44)
-    for heading in ("seed", "size", "steps", "calls", "denoise", "decode", "total s"):
+    for heading in ("size", "steps", "calls", "denoise", "decode", "total s", "saved s"):
         made.add_column(heading, justify="right", no_wrap=True)
     made.add_column("outcome", overflow="fold")
     for row in told[-shown:]:
         size = f"{row.width}x{row.height}x{row.num_frames}" if row.width else ""
         times = [f"{row.seconds[key]:.2f}" if key in row.seconds else "" for key in ("denoise", "decode", "total")]
-        outcome = row.status if row.status == "done" else f"{row.status}: {clip_text(row.why, 120)}"
-        cells = [str(row.index), clip_text(row.prompt), "" if row.seed is None else str(row.seed), size]
-        cells += [str(row.steps or ""), str(row.model_calls or ""), *times, outcome]
+        saved = f"{row.seconds_saved:.2f}" if row.reuse == "hit" else ""
+        cells = [str(row.index), clip_text(row.prompt), size, str(row.steps or ""), str(row.model_calls or "")]
+        cells += [*times, saved, outcome(row)]
         made.add_row(*(Text(cell) for cell in cells))
     if len(told) > shown:
         made.caption = f"the last {shown} of {len(told)} rows; all are in report.jsonl"
     return made
+
+
+def outcome(row: Row) -> str:
+    """What became of a prompt: a hit with its donor and what they share, a miss, or why it failed."""
+    if row.status != "done":
+        return f"{row.status}: {clip_text(row.why, 120)}"
+    if row.reuse == "hit":
+        pairs = [
+            f"{pair['entity']} {pair['similarity']:.2f}"
+            if pair["entity"] == pair["donor_entity"]
+            else f"{pair['entity']} ~ {pair['donor_entity']} {pair['similarity']:.2f}"
+            for pair in row.shared
+        ]
+        return f"hit: {clip_text(row.donor_prompt, 60)} ({', '.join(pairs) or f'prompt {row.similarity:.2f}'})"
+    if row.reuse == "miss":
+        stored = f"; not stored: {clip_text(row.not_stored, 120)}" if row.not_stored else ""
+        return f"miss: {clip_text(row.why, 80)}{stored}"
+    return row.status if not row.why else f"{row.status}: {clip_text(row.why, 80)}"
+
+
+def gains(rows: Iterable[Row]) -> str:
+    """One line about what reuse bought, against the median miss of the same size; empty where nothing was looked up.
+
+    The overall figure compares the time of all renders with what they would have taken densely.
+    """
+    looked = [row for row in rows if row.status == "done" and row.reuse in ("hit", "miss")]
+    hits = [row for row in looked if row.reuse == "hit"]
+    if not looked:
+        return ""
+    line = f"{len(hits)} of {len(looked)} hits"
+    if hits:
+        took = sum(row.seconds["total"] for row in hits)
+        dense = took + sum(row.seconds_saved for row in hits)
+        rest = sum(row.seconds["total"] for row in looked if row.reuse == "miss")
+        line += f", {dense / took:.1f}x on hits, {(dense + rest) / (took + rest):.1f}x overall"
+        line += f", {sum(row.calls_saved for row in hits)} model calls and {dense - took:.1f} s saved"
+    unstored = [row for row in looked if row.not_stored]
+    if unstored:
+        line += f"; {len(unstored)} not stored: {unstored[-1].not_stored}"
+    return line
 
 
 def summary(rows: Iterable[Row], wall: float) -> str:

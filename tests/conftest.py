@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,19 @@ from chai_cli.backbones.base import Backbone, ModelRecord, Placement, find_recor
 from chai_cli.errors import ChaiError
 from tests.contracts.families import FAMILIES
 
+DENSE = ("--method", "dense")
 SMALL = ("--height", "64", "--width", "64", "--num-frames", "9", "--steps", "2")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _two_threads() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test touches the cache of whoever runs it."""
+    monkeypatch.setenv("CHAI_CACHE", str(tmp_path / "default-cache"))
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +72,7 @@ def chai() -> Callable[..., Result]:
 
 @pytest.fixture
 def gen(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Result]]:
-    """`chai gen` on the tiny model into `tmp_path/out`: a list of prompt lines, or a file."""
+    """`chai gen` on the tiny model into `tmp_path/out`, dense unless told otherwise: a list of prompt lines, or a file."""
 
     def run(prompts: list[str] | Path, *options: str) -> Result:
         if isinstance(prompts, list):
@@ -72,7 +80,7 @@ def gen(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> Itera
             file.write_text("\n".join(prompts), "utf-8")
         else:
             file = prompts
-        return chai("gen", file, "--out", tmp_path / "out", "--model", tiny_folder, *SMALL, *options)
+        return chai("gen", file, "--out", tmp_path / "out", "--model", tiny_folder, *SMALL, *DENSE, *options)
 
     return run
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from chai_cli.commands import options as o
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,59 +28,60 @@ Examples:\n
 """
 
 
-class Scheduler(enum.StrEnum):
-    euler = "euler"
-    unipc = "unipc"
-
-
-class Dtype(enum.StrEnum):
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float32 = "float32"
-
-
-class Offload(enum.StrEnum):
-    none = "none"
-    model = "model"
-    group = "group"
-
-
 def gen(
-    prompts: Annotated[str, typer.Argument(help="Prompt file: .txt (one a line), .jsonl, .csv, or - for standard input.")],
+    prompts: o.PromptsArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the videos and report.jsonl.")] = Path("videos"),
-    model: Annotated[
-        str, typer.Option("--model", "-m", envvar="CHAI_MODEL", help="A name from `chai models`, a folder, or a hub id.")
-    ] = "embedded",
-    method: Annotated[str, typer.Option(help="How to render; dense is plain full-step sampling.")] = "dense",
-    num_inference_steps: Annotated[
-        int | None, typer.Option("--num-inference-steps", "--steps", help="Solver steps (default: the model's).")
-    ] = None,
-    scheduler: Annotated[Scheduler | None, typer.Option(help="Solver (default: the model's own).")] = None,
-    guidance_scale: Annotated[
-        float | None, typer.Option(help="Classifier-free guidance; 1 turns it off (default: the model's).")
-    ] = None,
-    negative_prompt: Annotated[str, typer.Option(help="What the video should not show.")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of every prompt that names none of its own.")] = 0,
-    height: Annotated[int | None, typer.Option(help="Pixels (default: the model's).")] = None,
-    width: Annotated[int | None, typer.Option(help="Pixels (default: the model's).")] = None,
-    num_frames: Annotated[int | None, typer.Option(help="Frames, a multiple of 4 plus 1 (default: the model's).")] = None,
-    fps: Annotated[int | None, typer.Option(help="Frames a second of the mp4 (default: the model's).")] = None,
-    scale: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Enlarge by this whole factor (default: small clips to 256 pixels).")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1, mps or cpu (default: the best there is).")] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="(default: bfloat16 on cuda, float16 on mps, float32 on the CPU)")] = None,
-    offload: Annotated[Offload, typer.Option(help="Keep parts of the model in main memory: slower, smaller.")] = Offload.none,
-    attention_backend: Annotated[str | None, typer.Option(help="A diffusers attention backend, such as sage or flash.")] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the transformer's blocks (slow first video).")] = False,
-    vae_tiling: Annotated[bool, typer.Option("--vae-tiling", help="Decode in tiles: less memory, slower.")] = False,
-    lora: Annotated[list[str] | None, typer.Option(help="LoRA weights, path or path:strength; can be repeated.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Render again what is already there.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts of the file.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be rendered, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be rendered or hit, and stop.")] = False,
     metadata: Annotated[bool, typer.Option("--metadata/--no-metadata", help="Write prompt and settings into the mp4.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table: only failures.")] = False,
+    num_inference_steps: o.StepsOption = None,
+    scheduler: o.SchedulerOption = None,
+    guidance_scale: o.GuidanceOption = None,
+    negative_prompt: o.NegativeOption = "",
+    seed: o.SeedOption = 0,
+    height: o.PixelsOption = None,
+    width: o.PixelsOption = None,
+    num_frames: o.FramesOption = None,
+    fps: o.FpsOption = None,
+    scale: o.ScaleOption = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="chai reuses what related prompts left in the cache; dense is plain full-step sampling.",
+            rich_help_panel=o.CACHE,
+        ),
+    ] = "chai",
+    cache: o.CacheOption = None,
+    cache_budget: o.BudgetOption = "1GB",
+    cache_policy: o.PolicyOption = o.Policy.lru,
+    cache_dtype: o.NumbersOption = o.Numbers.bfloat16,
+    no_cache: Annotated[
+        bool,
+        typer.Option("--no-cache", help="Neither read nor fill it: the same as --method dense.", rich_help_panel=o.CACHE),
+    ] = False,
+    read_only_cache: Annotated[
+        bool, typer.Option("--read-only-cache", help="Reuse, but keep nothing.", rich_help_panel=o.CACHE)
+    ] = False,
+    tenant: o.TenantOption = "",
+    min_similarity: o.SimilarityOption = None,
+    embedder: o.EmbedderOption = None,
+    fast_steps: o.FastStepsOption = 8,
+    match: o.MatchOption = o.Match.index,
+    cache_steps: o.CacheStepsOption = "2,3,4",
+    cache_blocks: o.CacheBlocksOption = "1",
+    cache_mode: o.CacheModeOption = o.CacheMode.replace,
+    cache_sides: o.CacheSidesOption = o.CacheSides.both,
+    model: o.ModelOption = "embedded",
+    device: o.DeviceOption = None,
+    dtype: o.DtypeOption = None,
+    offload: o.OffloadOption = o.Offload.none,
+    attention_backend: o.AttentionOption = None,
+    compile: o.CompileOption = False,
+    vae_tiling: o.TilingOption = False,
+    lora: o.LoraOption = None,
 ) -> None:
     """Render every prompt of a file into an mp4.
 
@@ -92,40 +94,44 @@ def gen(
     from chai_cli.backbones.base import Placement, find_record
     from chai_cli.batch import Batch, Options
     from chai_cli.errors import ChaiError
-    from chai_cli.prompts import Settings, read_prompts
     from chai_cli.reuse import METHODS
 
     if method not in METHODS:
         raise ChaiError(f"no method named {method!r}; there is {', '.join(METHODS)}")
-    given = {
-        "negative_prompt": negative_prompt,
-        "seed": seed,
-        "height": height,
-        "width": width,
-        "num_frames": num_frames,
-        "fps": fps,
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-    }
-    settings = Settings(**{name: option(name, value) for name, value in given.items() if value is not None})
+    make = None if no_cache else METHODS[method]
+    reuse = o.reuse_of(make, fast_steps, match, cache_steps, cache_blocks, cache_mode, cache_sides)
+    caching = o.cache_options(cache, cache_budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, read_only_cache)
+    settings = o.settings_of(
+        negative_prompt=negative_prompt,
+        seed=seed,
+        height=height,
+        width=width,
+        num_frames=num_frames,
+        fps=fps,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+    )
     record = find_record(model)
-    requests, bad = read_prompts(prompts, settings)
-    if not requests and not bad:
-        raise ChaiError(f"{'standard input' if prompts == '-' else prompts} holds no prompts")
+    requests, bad = o.requests_of(prompts, settings)
     if limit is not None:
         requests = [r for r in requests if r.index <= limit]
         bad = [b for b in bad if b.index <= limit]
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
-    options = Options(out, record, placement, method, scheduler, scale, metadata, overwrite)
+    options = Options(out, record, placement, reuse, method if reuse else "dense", scheduler, scale, metadata, overwrite)
     console = Console(stderr=True)
     batch = Batch(options, progress.choose(console, quiet))
     if dry_run:
         todo, finished = batch.plan(requests)
+        found = batch.predict(todo, caching)
+        hits = 0
         for job in todo:
-            typer.echo(f"render {job.file}")
+            lookup = found.get(job.file)
+            hits += bool(lookup and lookup.donor)
+            typer.echo(f"hit {job.file}: {lookup.why}" if lookup and lookup.donor else f"render {job.file}")
         for line in bad:
             console.print(f"line {line.line}: {line.why}", markup=False, highlight=False, soft_wrap=True)
-        typer.echo(f"{len(todo)} to render, {len(finished)} already there, {len(bad)} bad lines")
+        predicted = f" ({hits} of them hits on the present cache)" if reuse else ""
+        typer.echo(f"{len(todo)} to render{predicted}, {len(finished)} already there, {len(bad)} bad lines")
         raise typer.Exit(1 if bad else 0)
 
     def load() -> Renderer:
@@ -134,10 +140,11 @@ def gen(
 
         if not quiet:
             console.print(f"loading {record.name} …", highlight=False)
-        return Renderer(load_backbone(record, placement), method, batch.scratch, batch.scale, metadata)
+        backbone = load_backbone(record, placement)
+        return Renderer(backbone, o.open_donors(backbone, reuse, caching, batch.progress), batch.scratch, batch.scale, metadata)
 
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, o.interrupt)
     try:
         batch.run(requests, bad, load)
     except KeyboardInterrupt:
@@ -146,21 +153,6 @@ def gen(
         raise typer.Exit(130) from None
     tell_if_heard(batch, console, json, quiet, began)
     raise typer.Exit(1 if any(row.status == "failed" for row in batch.rows) else 0)
-
-
-def option(name: str, value: object) -> Any:
-    """A checked option; complaints name it as it is written on the command line."""
-    from chai_cli.errors import ChaiError
-    from chai_cli.prompts import check
-
-    try:
-        return check(name, value)
-    except ValueError as error:
-        raise ChaiError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
-
-
-def interrupt(signum: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def tell_if_heard(batch: Batch, console: Console, json: bool, quiet: bool, began: float) -> None:
@@ -185,6 +177,8 @@ def tell(batch: Batch, console: Console, json: bool, quiet: bool, began: float) 
         output = Console(width=None if sys.stdout.isatty() else 160)
         if any(row.status != "skipped" for row in batch.rows):
             output.print(report.table(batch.rows))
-        output.print(report.summary(batch.rows, time.monotonic() - began), markup=False, highlight=False, soft_wrap=True)
+        for line in (report.gains(batch.rows), report.summary(batch.rows, time.monotonic() - began)):
+            if line:
+                output.print(line, markup=False, highlight=False, soft_wrap=True)
         if any(row.status != "failed" for row in batch.rows):
             output.print(f"videos and report.jsonl are in {batch.options.out}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,246 @@
+"""Options that commands share: the model and where it runs, how a video looks, the cache, reuse."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from chai_cli.backbones.base import Backbone
+    from chai_cli.donors import CacheOptions, Donors
+    from chai_cli.progress import Progress
+    from chai_cli.prompts import BadLine, Request, Settings
+    from chai_cli.reuse.base import Reuse
+
+MODEL = "The model and where it runs"
+LOOK = "How videos look"
+CACHE = "The cache"
+REUSE = "How a hit reuses its donor"
+
+
+class Scheduler(enum.StrEnum):
+    euler = "euler"
+    unipc = "unipc"
+
+
+class Dtype(enum.StrEnum):
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+class Offload(enum.StrEnum):
+    none = "none"
+    model = "model"
+    group = "group"
+
+
+class Policy(enum.StrEnum):
+    lru = "lru"
+    lfu = "lfu"
+    lcbfu = "lcbfu"
+
+
+class Numbers(enum.StrEnum):
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+    int8 = "int8"
+
+
+Match = enum.StrEnum("Match", {"index": "index", "sigma": "sigma", "final": "final"})
+CacheMode = enum.StrEnum("CacheMode", {"replace": "replace", "append": "append"})
+
+
+class CacheSides(enum.StrEnum):
+    cond = "cond"
+    both = "both"
+
+
+PromptsArgument = Annotated[str, typer.Argument(help="Prompt file: .txt (one a line), .jsonl, .csv, or - for standard input.")]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", envvar="CHAI_MODEL", help="A name from `chai models`, a folder, or a hub id.", rich_help_panel=MODEL
+    ),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cuda, cuda:1, mps or cpu (default: the best there is).", rich_help_panel=MODEL)
+]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(help="(default: bfloat16 on cuda, float16 on mps, float32 on the CPU)", rich_help_panel=MODEL),
+]
+OffloadOption = Annotated[
+    Offload, typer.Option(help="Keep parts of the model in main memory: slower, smaller.", rich_help_panel=MODEL)
+]
+AttentionOption = Annotated[
+    str | None, typer.Option(help="A diffusers attention backend, such as sage or flash.", rich_help_panel=MODEL)
+]
+CompileOption = Annotated[
+    bool, typer.Option("--compile", help="Compile the transformer's blocks (slow first video).", rich_help_panel=MODEL)
+]
+TilingOption = Annotated[
+    bool, typer.Option("--vae-tiling", help="Decode in tiles: less memory, slower.", rich_help_panel=MODEL)
+]
+LoraOption = Annotated[
+    list[str] | None,
+    typer.Option(help="LoRA weights, path or path:strength; can be repeated.", rich_help_panel=MODEL),
+]
+StepsOption = Annotated[
+    int | None,
+    typer.Option("--num-inference-steps", "--steps", help="Solver steps (default: the model's).", rich_help_panel=LOOK),
+]
+SchedulerOption = Annotated[Scheduler | None, typer.Option(help="Solver (default: the model's own).", rich_help_panel=LOOK)]
+GuidanceOption = Annotated[
+    float | None,
+    typer.Option(help="Classifier-free guidance; 1 turns it off (default: the model's).", rich_help_panel=LOOK),
+]
+NegativeOption = Annotated[str, typer.Option(help="What the video should not show.", rich_help_panel=LOOK)]
+SeedOption = Annotated[int, typer.Option(help="Seed of every prompt that names none of its own.", rich_help_panel=LOOK)]
+PixelsOption = Annotated[int | None, typer.Option(help="Pixels (default: the model's).", rich_help_panel=LOOK)]
+FramesOption = Annotated[
+    int | None, typer.Option(help="Frames, a multiple of 4 plus 1 (default: the model's).", rich_help_panel=LOOK)
+]
+FpsOption = Annotated[int | None, typer.Option(help="Frames a second of the mp4 (default: the model's).", rich_help_panel=LOOK)]
+ScaleOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=64, help="Enlarge by this whole factor (default: small clips to 256 pixels).", rich_help_panel=LOOK
+    ),
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(envvar="CHAI_CACHE", help="Folder of the cache (default: in your user cache).", rich_help_panel=CACHE),
+]
+BudgetOption = Annotated[
+    str, typer.Option(help="Bytes on disk, such as 500MB or 2GiB; old entries make room.", rich_help_panel=CACHE)
+]
+PolicyOption = Annotated[Policy, typer.Option(help="Which entries make room first.", rich_help_panel=CACHE)]
+NumbersOption = Annotated[Numbers, typer.Option(help="How latents are stored.", rich_help_panel=CACHE)]
+TenantOption = Annotated[str, typer.Option(help="Label of a user; tenants never share entries.", rich_help_panel=CACHE)]
+SimilarityOption = Annotated[
+    float | None,
+    typer.Option(
+        min=-1, max=1, help="Cosine from which two entities are the same (default: the embedder's).", rich_help_panel=CACHE
+    ),
+]
+EmbedderOption = Annotated[
+    str | None,
+    typer.Option(
+        help="open_clip model that compares prompts: a name or a folder (default: the model's).", rich_help_panel=CACHE
+    ),
+]
+FastStepsOption = Annotated[int, typer.Option(min=1, help="Solver steps of a hit.", rich_help_panel=REUSE)]
+MatchOption = Annotated[
+    Match,
+    typer.Option(
+        help="The donor's latents of the same step, of the nearest noise level, or its final ones.", rich_help_panel=REUSE
+    ),
+]
+CacheStepsOption = Annotated[str, typer.Option(help="Steps that read the donor, from 1.", rich_help_panel=REUSE)]
+CacheBlocksOption = Annotated[str, typer.Option(help="Blocks that read it, from 1.", rich_help_panel=REUSE)]
+CacheModeOption = Annotated[
+    CacheMode,
+    typer.Option(help="The donor's keys and values instead of the current ones, or beside them.", rich_help_panel=REUSE),
+]
+CacheSidesOption = Annotated[CacheSides, typer.Option(help="Sides of guidance that read it.", rich_help_panel=REUSE)]
+
+
+def interrupt(signum: int, frame: object) -> NoReturn:
+    """A polite kill ends a run like Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """`2,3,4` as numbers from 1, in order, without doubles."""
+    from chai_cli.errors import ChaiError
+
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise ChaiError(f"{option} takes numbers from 1 with commas, such as 2,3,4, not {text!r}")
+    return tuple(found)
+
+
+def settings_of(**given: Any) -> Settings:
+    """Checked settings of a command line; complaints name an option as it is written there."""
+    from chai_cli.errors import ChaiError
+    from chai_cli.prompts import Settings, check
+
+    found = {}
+    for name, value in given.items():
+        if value is not None:
+            try:
+                found[name] = check(name, value)
+            except ValueError as error:
+                raise ChaiError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
+    return Settings(**found)
+
+
+def requests_of(prompts: str, settings: Settings) -> tuple[list[Request], list[BadLine]]:
+    """The prompts of a file; one that holds none is wrong usage."""
+    from chai_cli.errors import ChaiError
+    from chai_cli.prompts import read_prompts
+
+    requests, bad = read_prompts(prompts, settings)
+    if not requests and not bad:
+        raise ChaiError(f"{'standard input' if prompts == '-' else prompts} holds no prompts")
+    return requests, bad
+
+
+def reuse_of(
+    make: Callable[..., Reuse] | None,
+    fast_steps: int,
+    match: Match,
+    steps: str,
+    blocks: str,
+    mode: CacheMode,
+    sides: CacheSides,
+) -> Reuse | None:
+    """The options of a method; None for one that reuses nothing."""
+    return make and make(
+        fast_steps=fast_steps,
+        match=match.value,
+        steps=numbers("--cache-steps", steps),
+        blocks=numbers("--cache-blocks", blocks),
+        mode=mode.value,
+        sides=sides.value,
+    )
+
+
+def cache_options(
+    cache: Path | None,
+    budget: str,
+    policy: Policy,
+    dtype: Numbers,
+    tenant: str,
+    min_similarity: float | None,
+    embedder: str | None,
+    readonly: bool,
+) -> CacheOptions:
+    from chai_cli.cache import default_cache, parse_bytes
+    from chai_cli.donors import CacheOptions
+
+    return CacheOptions(
+        cache or default_cache(), parse_bytes(budget), policy.value, dtype.value, readonly, tenant, min_similarity, embedder
+    )
+
+
+def open_donors(backbone: Backbone, reuse: Reuse | None, options: CacheOptions, progress: Progress) -> Donors | None:
+    """The cache for a run; a cache that cannot be used is told about, and costs no video."""
+    if reuse is None:
+        return None
+    from chai_cli.donors import Donors
+
+    reuse.check(backbone)
+    donors = Donors(backbone.record, backbone, reuse, options, str(backbone.device))
+    if donors.trouble:
+        progress.note(f"no reuse: {donors.trouble}")
+    return donors

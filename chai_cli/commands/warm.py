@@ -1,0 +1,135 @@
+"""`chai cache warm`: render donors for a prompt file."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chai_cli.commands import options as o
+
+if TYPE_CHECKING:
+    from chai_cli.backbones.base import Backbone
+    from chai_cli.report import Row
+
+EXAMPLES = """
+Examples:\n
+  chai cache warm prompts.txt --limit 20\n
+  chai cache warm prompts.txt --budget 500MB --model wan2.1-t2v-1.3b
+"""
+
+
+def warm(
+    prompts: o.PromptsArgument,
+    limit: Annotated[int | None, typer.Option(min=1, help="Render at most so many donors.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which prompts would be rendered, and stop.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only failures.")] = False,
+    num_inference_steps: o.StepsOption = None,
+    scheduler: o.SchedulerOption = None,
+    guidance_scale: o.GuidanceOption = None,
+    negative_prompt: o.NegativeOption = "",
+    seed: o.SeedOption = 0,
+    height: o.PixelsOption = None,
+    width: o.PixelsOption = None,
+    num_frames: o.FramesOption = None,
+    fps: o.FpsOption = None,
+    cache: o.CacheOption = None,
+    budget: Annotated[
+        str,
+        typer.Option("--budget", "--cache-budget", help="Bytes on disk, such as 500MB or 2GiB.", rich_help_panel=o.CACHE),
+    ] = "1GB",
+    cache_policy: o.PolicyOption = o.Policy.lru,
+    cache_dtype: o.NumbersOption = o.Numbers.bfloat16,
+    tenant: o.TenantOption = "",
+    min_similarity: o.SimilarityOption = None,
+    embedder: o.EmbedderOption = None,
+    fast_steps: o.FastStepsOption = 8,
+    match: o.MatchOption = o.Match.index,
+    cache_steps: o.CacheStepsOption = "2,3,4",
+    cache_blocks: o.CacheBlocksOption = "1",
+    model: o.ModelOption = "embedded",
+    device: o.DeviceOption = None,
+    dtype: o.DtypeOption = None,
+    offload: o.OffloadOption = o.Offload.none,
+    attention_backend: o.AttentionOption = None,
+    compile: o.CompileOption = False,
+    vae_tiling: o.TilingOption = False,
+    lora: o.LoraOption = None,
+) -> None:
+    """Render the prompts that give the most others of a file a donor. Stop it at any time; the same command goes on.
+
+    Give the settings of the `chai gen` that follows: latents of another size, model or dtype are no donors for it.
+    """
+    from rich.console import Console
+
+    from chai_cli import progress
+    from chai_cli.backbones.base import Placement, find_record, load, read_files
+    from chai_cli.donors import Donors
+    from chai_cli.errors import ChaiError
+    from chai_cli.reuse import METHODS
+
+    settings = o.settings_of(
+        negative_prompt=negative_prompt,
+        seed=seed,
+        height=height,
+        width=width,
+        num_frames=num_frames,
+        fps=fps,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+    )
+    reuse = o.reuse_of(METHODS["chai"], fast_steps, match, cache_steps, cache_blocks, o.CacheMode.replace, o.CacheSides.both)
+    assert reuse is not None
+    caching = o.cache_options(cache, budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, False)
+    record = find_record(model)
+    requests, bad = o.requests_of(prompts, settings)
+    placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
+    console = Console(stderr=True)
+    for line in bad:
+        console.print(f"line {line.line}: {line.why}", markup=False, highlight=False, soft_wrap=True)
+    loaded: list[Backbone] = []
+    files = read_files(record, placement)
+    if files is None:  # it has to be downloaded first
+        loaded.append(load(record, placement))
+        files = loaded[0]
+    donors = Donors(record, files, reuse, caching, device or "cpu")
+    if donors.trouble:
+        raise ChaiError(donors.trouble)
+
+    from chai_cli.render import Renderer
+    from chai_cli.warm import choose
+    from chai_cli.warm import warm as render_donors
+
+    rows: list[Row] = []
+
+    def report(row: Row) -> None:
+        rows.append(row)
+        if json:
+            sys.stdout.write(row.json() + "\n")
+            sys.stdout.flush()
+
+    signal.signal(signal.SIGTERM, o.interrupt)
+    try:
+        choice = choose(requests, record, scheduler, donors, limit)
+        typer.echo(choice.words(), err=json)
+        if dry_run or not choice.chosen:
+            for request, _, _ in choice.chosen:
+                typer.echo(f"render {request.name}", err=json)
+            raise typer.Exit(1 if bad else 0)
+        backbone = loaded[0] if loaded else load(record, placement)
+        reuse.check(backbone)
+        renderer = Renderer(backbone, donors, caching.path, lambda look: 1, False)
+        render_donors(choice, renderer, progress.choose(console, quiet), report)
+        entries = len(donors.store)
+    except KeyboardInterrupt:
+        console.print("interrupted; run the same command again to go on", highlight=False)
+        raise typer.Exit(130) from None
+    finally:
+        donors.close()
+    failed = sum(row.status == "failed" for row in rows)
+    if not (json or quiet):
+        typer.echo(f"{len(rows) - failed} stored, {failed} failed; {entries} entries in {caching.path}")
+    raise typer.Exit(1 if failed or bad else 0)

@@ -1,0 +1,210 @@
+"""The cache as one run sees it: finds donors, keeps finished renders, and never costs a video."""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chai_cli.backbones.base import Look, ModelFiles, ModelRecord
+from chai_cli.cache import Event
+from chai_cli.embed import load_embedder
+from chai_cli.errors import ChaiError, first_line
+from chai_cli.retrieve import ENTITY, PROMPT, Candidate, Lookup, Meaning, Retriever, understand
+from chai_cli.reuse.base import Donor, Reuse
+from store import Entry, LatentStore, StoreError, Vector, namespace
+
+if TYPE_CHECKING:
+    from chai_cli.denoise import Trajectory
+
+THUMBNAIL = 128  # pixels of the longer side
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """Which cache, and how it is used.
+
+    Attributes:
+        budget: Bytes on disk.
+        numbers: How latents are stored; see `store.LatentStore`.
+        tenant: Entries of different tenants never meet.
+        min_similarity: Cosine from which two entities count as the same; None for the embedder's own.
+        embedder: An open_clip name or folder; None for the model's own.
+    """
+
+    path: Path
+    budget: int = 10**9
+    policy: str = "lru"
+    numbers: str = "bfloat16"
+    readonly: bool = False
+    tenant: str = ""
+    min_similarity: float | None = None
+    embedder: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The donor of a request, or why there is none."""
+
+    why: str
+    donor: Donor | None = None
+    entry: Entry | None = None
+    candidate: Candidate | None = None
+
+
+@dataclass
+class Donors:
+    """One run's access to the cache. A cache that cannot be used is told about once, and every look-up is then a miss.
+
+    Raises:
+        ChaiError: the embedder that the options name cannot be loaded.
+
+    Attributes:
+        trouble: Why the cache cannot be used at all; empty if it can.
+    """
+
+    record: ModelRecord
+    files: ModelFiles
+    reuse: Reuse
+    options: CacheOptions
+    device: str = "cpu"
+    trouble: str = ""
+    dense_seconds: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.store = LatentStore(options.path, options.budget, options.policy, options.numbers, options.readonly)
+        try:
+            self.embedder = load_embedder(options.embedder or self.record.embedder, self.device)
+            self.retriever = Retriever(self.store, self.embedder, options.min_similarity)
+            len(self.store)
+            understand(["a prompt"], self.embedder)  # loads the language model: part of loading, not of the first prompt
+        except (StoreError, ChaiError) as error:
+            if options.embedder and isinstance(error, ChaiError):
+                raise
+            self.trouble = str(error)
+
+    def understand(self, prompts: Sequence[str]) -> list[Meaning]:
+        """Entities and vectors of prompts; none if the cache cannot be used."""
+        return [] if self.trouble else understand(prompts, self.embedder)
+
+    def namespace(self, look: Look) -> str:
+        """Latents fit each other within a model, a size and a kind of prediction; vectors within an embedder."""
+        name = f"{self.files.fingerprint}/{self.embedder.name}"
+        return namespace(name, self.files.latent_shape(look), "flow", self.options.tenant)
+
+    def meanings(self, namespace: str) -> list[Meaning]:
+        """What the entries of a namespace are about."""
+        found = []
+        for entry in self.store.entries():
+            if entry.namespace == namespace:
+                rows = {kind: self.store.vectors(namespace, kind, [entry.id]).get(entry.id, []) for kind in (ENTITY, PROMPT)}
+                vectors = [Vector(kind, label, values) for kind, pairs in rows.items() for label, values in pairs]
+                found.append(Meaning(entry.prompt, entry.entities, tuple(vectors)))
+        return found
+
+    def look_up(self, meaning: Meaning, look: Look) -> Lookup:
+        """Entries that share something with the prompt, from their vectors alone.
+
+        Raises:
+            StoreError: the cache cannot be read.
+        """
+        return self.retriever.find(self.namespace(look), meaning)
+
+    def find(self, meaning: Meaning | None, look: Look, fast: Sequence[float]) -> Found:
+        """The best entry whose latents are whole and fit.
+
+        Args:
+            fast: Sigmas of a hit's schedule, without the last 0.
+        """
+        if self.trouble or meaning is None:
+            return Found(self.trouble)
+        try:
+            lookup = self.look_up(meaning, look)
+            why = lookup.why
+            for candidate in lookup.candidates:
+                try:
+                    entry = self.store.entry(candidate.id)
+                    donor = self.donor(entry)
+                except KeyError:
+                    why = "the donor's entry is damaged or gone"
+                    continue
+                if self.reuse.fits(donor, fast):
+                    return Found(lookup.why, donor, entry, candidate)
+                why = "the donor's entry does not hold the latents that these options read"
+            return Found(why)
+        except Exception as error:  # whatever is wrong with a cache, the video is rendered
+            return Found(told(error))
+
+    def donor(self, entry: Entry) -> Donor:
+        kept = self.store.latents(entry.id)
+        sigmas = {int(step): sigma for step, sigma in entry.schedule["sigmas"].items()}
+        return Donor({step: kept[f"step{step}"] for step in sigmas}, sigmas, kept.get("clean"))
+
+    def keep(self, meaning: Meaning | None, look: Look, run: Trajectory, seconds: float, frames: np.ndarray) -> str:
+        """Store a dense render. Returns why it was not stored, or nothing."""
+        why = self.trouble or ("the cache is read-only" if self.options.readonly else "")
+        self.dense_seconds.setdefault(self.size(look), []).append(seconds)
+        if why or meaning is None:
+            return why
+        size = (look.height, look.width, look.num_frames)
+        schedule = {
+            "scheduler": look.scheduler,
+            "num_inference_steps": look.num_inference_steps,
+            "guidance_scale": look.guidance_scale,
+            "sigmas": {str(step): run.sigmas[step] for step in run.kept},
+        }
+        name = self.record.name
+        entry = Entry(meaning.prompt, meaning.entities, self.namespace(look), name, look.seed, schedule, size, seconds)
+        latents = {f"step{step}": value for step, value in run.kept.items()}
+        if self.reuse.keeps_clean:
+            latents["clean"] = run.latents
+        try:
+            self.store.put(entry, latents, meaning.vectors, thumbnail(frames))
+        except Exception as error:
+            return told(error)
+        return ""
+
+    def saved(self, found: Found, look: Look, seconds: float) -> float:
+        """Seconds saved against the median dense render of the same size: of this run, or of the donor if there was none."""
+        assert found.entry is not None
+        dense = self.dense_seconds.get(self.size(look)) or [found.entry.seconds]
+        return statistics.median(dense) - seconds
+
+    def size(self, look: Look) -> tuple[int, ...]:
+        return look.height, look.width, look.num_frames, look.num_inference_steps
+
+    def tell(self, event: Event, found: Found | None = None, steps_saved: int = 0) -> None:
+        """Write down a look-up; a hit also counts for its donor. A cache that cannot be written forgets it."""
+        if self.trouble or self.options.readonly:
+            return
+        try:
+            if found and found.entry:
+                self.store.touch(found.entry.id, steps_saved)
+            self.store.log(asdict(replace(event, time=time.time())))
+        except Exception:
+            return
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def told(error: Exception) -> str:
+    return str(error) if isinstance(error, StoreError) else f"the cache failed ({type(error).__name__}: {first_line(error)})"
+
+
+def thumbnail(frames: np.ndarray) -> bytes:
+    """The middle frame of uint8 [T, H, W, 3], as a small JPEG."""
+    from PIL import Image
+
+    picture = Image.fromarray(frames[len(frames) // 2])
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()

@@ -1,0 +1,379 @@
+"""`chai gen` with the cache: hits, misses, what they say, and that no trouble with the cache ever costs a video."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import Result
+
+from chai_cli.backbones.base import find_record
+from chai_cli.backbones.wan import WanBackbone
+from chai_cli.denoise import Trajectory
+from chai_cli.donors import Donors
+from chai_cli.report import Row, gains, read_rows
+from store import LatentStore, StoreError
+from tests.conftest import rows_of, videos_of
+
+Reuse = Callable[..., Result]
+CLIP = find_record("embedded").embedder
+FEW = ("--steps", "4", "--fast-steps", "2", "--cache-steps", "2", "--no-metadata")
+
+
+@pytest.fixture
+def reuse(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> Reuse:
+    """`chai gen` with the cache `tmp_path/cache` on the tiny model, into `tmp_path/out` or another folder."""
+
+    def run(prompts: list[str], *options: str | Path, out: str = "out") -> Result:
+        file = tmp_path / "prompts.txt"
+        file.write_text("\n".join(prompts), "utf-8")
+        size = ("--height", "64", "--width", "64", "--num-frames", "9")
+        where = ("--out", tmp_path / out, "--cache", tmp_path / "cache", "--embedder", CLIP)
+        return chai("gen", file, "--model", tiny_folder, *where, *size, *FEW, *options)
+
+    return run
+
+
+def reused(folder: Path) -> list[str]:
+    return [row["reuse"] for row in rows_of(folder)]
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name.split("-", 1)[1]: path.read_bytes() for path in folder.glob("*.mp4")}
+
+
+RED, BLUE, RELATED = "a red ball on a snowy field", "a blue star at sunset", "a red ball in a forest"
+
+
+def test_empty_cache_renders_densely_and_makes_the_same_request_a_hit(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED], out="first")
+    reuse([RED], "--method", "dense", out="dense")
+    reuse([RED], out="again")
+    assert bytes_of(tmp_path / "first") == bytes_of(tmp_path / "dense")
+    assert (reused(tmp_path / "first"), reused(tmp_path / "dense"), reused(tmp_path / "again")) == (["miss"], ["none"], ["hit"])
+
+
+def test_a_hit_says_what_it_shares_with_whom_and_what_it_saved(reuse: Reuse, tmp_path: Path) -> None:
+    result = reuse([RED, BLUE, RELATED])
+    assert result.exit_code == 0, result.output
+    first, second, hit = rows_of(tmp_path / "out")
+    assert (first["reuse"], first["why"], second["reuse"]) == ("miss", "the cache is empty", "miss")
+    assert "nearest entity" in second["why"]
+    assert (hit["reuse"], hit["donor_prompt"], hit["steps"], hit["model_calls"], hit["calls_saved"]) == ("hit", RED, 2, 4, 4)
+    assert hit["shared"] == [{"entity": "red ball", "donor_entity": "red ball", "similarity": pytest.approx(1)}]
+    assert set(hit["seconds"]) == {"text", "retrieval", "denoise", "write", "decode", "store", "total"}
+    assert "hit: a red ball on a snowy field (red ball 1.00)" in " ".join(result.output.replace("│", " ").split())
+    assert "1 of 3 hits" in result.output
+    assert first["not_stored"] == ""
+
+
+def test_only_dense_renders_become_donors(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED, RELATED])
+    assert [entry.prompt for entry in LatentStore(tmp_path / "cache").entries()] == [RED]
+
+
+def test_second_run_skips_and_overwrite_hits(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED, BLUE])
+    assert "0 rendered, 2 skipped" in reuse([RED, BLUE]).output
+    reuse([RED, BLUE], "--overwrite")
+    assert reused(tmp_path / "out") == ["miss", "miss", "hit", "hit"]
+
+
+def test_a_frozen_cache_gives_the_same_bytes_in_any_order(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED, BLUE], out="donors")
+    asked = [RELATED, "a green cross in a city", "a blue star over the sea", RED]
+    frozen = "--read-only-cache"
+    reuse(asked, frozen, out="forward")
+    reuse(asked[::-1], frozen, out="backward")
+    for prompt in asked:
+        reuse([prompt], frozen, out="alone")
+    for row in rows_of(tmp_path / "forward"):
+        assert (row["reuse"] == "miss") == (row["prompt"] == asked[1])
+    forward, backward = bytes_of(tmp_path / "forward"), bytes_of(tmp_path / "backward")
+    assert forward == backward
+    assert len(forward) == 4
+    alone = bytes_of(tmp_path / "alone")
+    assert alone == forward
+
+
+def test_read_only_keeps_nothing_and_says_so(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED], out="first")
+    before = (tmp_path / "cache" / "data.mdb").read_bytes()
+    result = reuse([BLUE], "--read-only-cache")
+    assert rows_of(tmp_path / "out")[0]["not_stored"] == "the cache is read-only"
+    assert "not stored" in result.output
+    assert (tmp_path / "cache" / "data.mdb").read_bytes() == before
+
+
+@pytest.mark.parametrize("option", [("--no-cache",), ("--method", "dense")])
+def test_without_the_cache_nothing_is_touched(reuse: Reuse, tmp_path: Path, option: tuple[str, ...]) -> None:
+    assert reuse([RED], *option).exit_code == 0
+    assert not (tmp_path / "cache").exists()
+    assert reused(tmp_path / "out") == ["none"]
+
+
+@pytest.mark.parametrize(
+    "other", [("--tenant", "b"), ("--width", "96"), ("--num-frames", "5"), ("--dtype", "bfloat16")], ids=lambda o: o[0]
+)
+def test_entries_of_another_tenant_size_or_model_are_no_donors(reuse: Reuse, tmp_path: Path, other: tuple[str, ...]) -> None:
+    reuse([RED], out="first")
+    reuse([RED], *other)
+    row = rows_of(tmp_path / "out")[0]
+    assert (row["reuse"], row["why"]) == ("miss", "the cache is empty")
+
+
+def test_changed_reuse_options_render_again_and_donors_that_lack_latents_are_refused(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED])
+    result = reuse([RED], "--cache-steps", "1,2")
+    assert "1 rendered" in result.output
+    row = rows_of(tmp_path / "out")[-1]
+    assert (row["reuse"], row["why"]) == ("miss", "the donor's entry does not hold the latents that these options read")
+
+
+@pytest.mark.parametrize("options", [("--match", "sigma"), ("--match", "final"), ("--cache-mode", "append")])
+def test_every_way_of_reuse_makes_a_video_of_its_own(reuse: Reuse, tmp_path: Path, options: tuple[str, ...]) -> None:
+    reuse([RED, RELATED], out="plain")
+    reuse([RED, RELATED], *options, "--tenant", "other")
+    assert reused(tmp_path / "out") == ["miss", "hit"]
+    hit = "a-red-ball-in-a-forest.mp4"
+    assert bytes_of(tmp_path / "out")[hit] != bytes_of(tmp_path / "plain")[hit]
+
+
+def test_min_similarity_decides(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED], out="first")
+    reuse([BLUE], "--min-similarity", "-1", "--read-only-cache", out="lenient")
+    reuse([RELATED], "--min-similarity", "1", "--read-only-cache", out="strict")
+    assert (reused(tmp_path / "lenient"), reused(tmp_path / "strict")) == (["hit"], ["hit"])  # the same entity is 1 itself
+
+
+def test_prompts_without_entities_and_hostile_ones_render(reuse: Reuse, tmp_path: Path) -> None:
+    prompts = ["a\0b", "!!!", "🟥🟥", "مربع أحمر", "very " * 500, "running quickly"]
+    assert reuse(prompts).exit_code == 0
+    assert len(videos_of(tmp_path / "out")) == len(prompts)
+
+
+# Faults: the video is there, the row says why it was not stored and what to do.
+
+
+def broken_row(reuse: Reuse, tmp_path: Path, *options: str | Path) -> dict[str, Any]:
+    result = reuse([RED], *options)
+    assert result.exit_code == 0, result.output
+    assert len(videos_of(tmp_path / "out")) == 1
+    row = rows_of(tmp_path / "out")[0]
+    assert row["status"] == "done"
+    return row
+
+
+def test_a_cache_that_is_a_file(reuse: Reuse, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    row = broken_row(reuse, tmp_path, "--cache", tmp_path / "file")
+    assert "give another --cache" in row["not_stored"] or "cannot be used" in row["not_stored"]
+
+
+def test_a_cache_on_a_network_file_system(reuse: Reuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.environment.file_system", lambda path: "nfs4")
+    row = broken_row(reuse, tmp_path)
+    assert "network file system (nfs4)" in row["not_stored"]
+    assert "give a local --cache" in row["not_stored"]
+
+
+def test_a_cache_file_of_something_else(reuse: Reuse, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "data.mdb").write_bytes(b"not a cache" * 10_000)
+    row = broken_row(reuse, tmp_path)
+    assert "is not a chai cache" in row["not_stored"]
+    assert "move it away" in row["not_stored"]
+
+
+def test_a_budget_smaller_than_one_entry(reuse: Reuse, tmp_path: Path) -> None:
+    row = broken_row(reuse, tmp_path, "--cache-budget", "1KB")
+    assert "give a larger --cache-budget" in row["not_stored"]
+
+
+def test_a_full_disk(reuse: Reuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise StoreError("the disk of cache is full; free some space, or run: chai cache evict")
+
+    monkeypatch.setattr(LatentStore, "put", full)
+    assert "disk of cache is full" in broken_row(reuse, tmp_path)["not_stored"]
+
+
+def test_an_unforeseen_error_of_the_cache(reuse: Reuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LatentStore, "search", lambda *a: 1 / 0)
+    monkeypatch.setattr(LatentStore, "put", lambda *a: 1 / 0)
+    row = broken_row(reuse, tmp_path)
+    assert "ZeroDivisionError" in row["why"]
+    assert "ZeroDivisionError" in row["not_stored"]
+
+
+def test_a_damaged_donor_is_a_miss_and_gone(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED], out="first")
+    store = LatentStore(tmp_path / "cache")
+    with store.environment.transaction(write=True) as txn:
+        cursor = txn.cursor(store.environment.db["latents"])
+        cursor.first()
+        key, value = bytes(cursor.key()), bytearray(cursor.value())
+        value[len(value) // 2] ^= 1
+        txn.put(key, bytes(value), db=store.environment.db["latents"])
+    store.close()
+    reuse([RED])
+    assert reused(tmp_path / "out") == ["miss"]
+    assert [entry.prompt for entry in LatentStore(tmp_path / "cache").entries()] == [RED]  # the fresh one
+
+
+def test_without_an_embedder_all_renders_and_stderr_says_what_to_do(
+    chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "p.txt").write_text(RED)
+    size = ("--height", "64", "--width", "64", "--num-frames", "9", "--cache", tmp_path / "cache")
+    result = chai("gen", tmp_path / "p.txt", "--out", tmp_path / "out", "--model", tiny_folder, *size, *FEW)
+    assert result.exit_code == 0, result.output
+    assert "--embedder" in result.stderr
+    assert "--embedder" in rows_of(tmp_path / "out")[0]["not_stored"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--embedder", "no-such-model"), "no-such-model"),
+        (("--cache-steps", "two"), "--cache-steps takes numbers from 1"),
+        (("--cache-steps", "0"), "--cache-steps takes numbers from 1"),
+        (("--cache-blocks", "9"), "blocks 1 to 2, not 9"),
+        (("--cache-budget", "much"), "write it as 500MB"),
+        (("--cache-budget", "0"), "write it as 500MB"),
+        (("--method", "magic"), "there is chai, dense"),
+        (("--width", "60"), "multiples of"),
+        (("--num-frames", "8"), "multiple of 4 plus 1"),
+    ],
+)
+def test_wrong_options_are_one_sentence_and_exit_code_2(reuse: Reuse, options: tuple[str, ...], said: str) -> None:
+    result = reuse([RED], *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) <= 2
+
+
+# Looking ahead
+
+
+def test_dry_run_predicts_hits_without_loading_the_model(reuse: Reuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    reuse([RED], out="first")
+    monkeypatch.setattr(WanBackbone, "__init__", lambda *a: pytest.fail("the model was loaded"))
+    result = reuse([RELATED, BLUE], "--dry-run")
+    assert "hit 0001-a-red-ball-in-a-forest.mp4: shares 'red ball'" in result.output
+    assert "render 0002-a-blue-star-at-sunset.mp4" in result.output
+    assert "2 to render (1 of them hits on the present cache)" in result.output
+
+
+def test_gains_compare_hits_with_dense_renders_of_the_same_size() -> None:
+    def row(reuse: str, total: float, saved: float = 0.0) -> Row:
+        return Row("a", 1, "a", "done", reuse=reuse, seconds={"total": total}, seconds_saved=saved, calls_saved=4)
+
+    line = gains([row("miss", 10), row("hit", 2, 8), row("hit", 3, 7)])
+    assert line == "2 of 3 hits, 4.0x on hits, 2.0x overall, 8 model calls and 15.0 s saved"
+    assert gains([row("none", 10)]) == ""
+
+
+def test_seconds_saved_count_against_the_median_dense_render() -> None:
+    look = type("Look", (), {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 4})()
+    donors = Donors.__new__(Donors)
+    donors.dense_seconds = {(64, 64, 9, 4): [9.0, 1.0, 5.0]}
+    found = type("Found", (), {"entry": type("Entry", (), {"seconds": 100.0})()})()
+    assert donors.saved(found, look, 2.0) == 3.0
+    donors.dense_seconds = {}
+    assert donors.saved(found, look, 2.0) == 98.0
+
+
+# Filling the cache
+
+
+@pytest.fixture
+def warm(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> Callable[..., Result]:
+    def run(prompts: list[str], *options: str | Path) -> Result:
+        file = tmp_path / "warm.txt"
+        file.write_text("\n".join(prompts), "utf-8")
+        size = ("--height", "64", "--width", "64", "--num-frames", "9", "--cache", tmp_path / "cache", "--embedder", CLIP)
+        few = ("--steps", "4", "--fast-steps", "2", "--cache-steps", "2")
+        return chai("cache", "warm", file, "--model", tiny_folder, *size, *few, *options)
+
+    return run
+
+
+FAMILY = [RED, "a red ball at sunset", "a red ball in space", "a blue star in a forest", "a blue star in a city", "a cup"]
+
+
+def test_warm_renders_the_prompts_that_cover_the_most(warm: Callable[..., Result], reuse: Reuse, tmp_path: Path) -> None:
+    result = warm(FAMILY, "--limit", "2")
+    assert result.exit_code == 0, result.output
+    assert "2 of 6 prompts cover 5" in result.output
+    assert len(list(LatentStore(tmp_path / "cache").entries())) == 2
+    reuse(FAMILY, "--read-only-cache")
+    assert reused(tmp_path / "out") == ["hit"] * 5 + ["miss"]
+
+
+def test_warm_goes_on_where_it_was_stopped(
+    warm: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import chai_cli.render as render
+
+    whole = render.denoise
+    runs: list[str] = []
+
+    def stopping(*arguments: Any, **options: Any) -> Trajectory:
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+        runs.append("run")
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(render, "denoise", stopping)
+    stopped = warm(FAMILY)
+    assert stopped.exit_code == 130
+    assert "run the same command again" in stopped.stderr
+    monkeypatch.setattr(render, "denoise", whole)
+    result = warm(FAMILY)
+    assert "2 of 6 prompts cover 6 (the cache covers 3 already)" in result.output
+    assert "nothing to render: the cache covers 6 of 6 prompts" in warm(FAMILY).output
+    assert len(list(LatentStore(tmp_path / "cache").entries())) == 3
+
+
+def test_warm_dry_run_and_json(warm: Callable[..., Result], tmp_path: Path) -> None:
+    result = warm(FAMILY, "--dry-run")
+    assert "3 of 6 prompts cover 6" in result.output
+    assert not (tmp_path / "cache" / "data.mdb").exists() or len(LatentStore(tmp_path / "cache")) == 0
+    rows = [json.loads(line) for line in warm(FAMILY, "--json", "--limit", "1").stdout.splitlines()]
+    assert [row["status"] for row in rows] == ["done"]
+
+
+def test_warm_stops_at_a_cache_that_takes_no_more(warm: Callable[..., Result]) -> None:
+    result = warm([RED], "--budget", "1KB")
+    assert result.exit_code == 2
+    assert "give a larger --cache-budget" in result.stderr
+
+
+def test_warm_reports_failures_and_goes_on(
+    warm: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = WanBackbone.encode
+
+    def failing(self: WanBackbone, prompt: str, look: Any) -> Any:
+        if "cup" in prompt:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(self, prompt, look)
+
+    monkeypatch.setattr(WanBackbone, "encode", failing)
+    result = warm(FAMILY)
+    assert result.exit_code == 1
+    assert "2 stored, 1 failed" in result.output
+    assert "--vae-tiling" in result.stderr
+
+
+def test_second_half_of_the_sample_hits_on_its_first(chai: Callable[..., Result], tmp_path: Path) -> None:
+    result = chai("gen", "samples/related.txt", "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--steps", "8")
+    assert result.exit_code == 0, result.output
+    rows = read_rows(tmp_path / "out" / "report.jsonl")
+    assert [row["reuse"] for row in rows] == ["miss"] * 4 + ["hit"] * 4
