@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -29,6 +28,8 @@ app.command("models")(models.models)
 
 def print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"chai {version('chai-cli')}")
         raise typer.Exit
 

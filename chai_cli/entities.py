@@ -107,7 +107,7 @@ PHRASES = (
     r"\bclose[ -]?up(?: shots?| views?)?(?= |[,.;]|$)",
     r"\b(?:black and white|black-and-white) (?=photo|film|video|style|footage|image|picture)",
     r"\b(?:drone|aerial|bird'?s[ -]eye|top[ -]down|wide|long|medium|low[ -]angle|tracking|camera) (?:shot|view|footage|video|angle)s?\b",
-    r"\b(?:in|with) (?:the |an? )?(?:[\w'’-]+ ){0,4}styles?(?: of [^,.;]+)?(?=\s*(?:[,.;]|$))",
+    r"\b(?:in|with) (?:the |an? )?(?:(?!in |on |at |with )[\w'’-]+ ){0,4}styles?(?: of [^,.;]+)?(?=\s*(?:[,.;]|$))",
     r"\b(?:the )?style of [^,.;]+",
     r"(?:^|(?<=[,.;]))\s*(?:[\w'’-]+ ){1,4}(?:style|quality|resolution|definition|motion|focus|details?|realism|rendering)"
     r"(?=\s*(?:[,.;]|$))",

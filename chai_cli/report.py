@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -190,6 +189,8 @@ def gains(rows: Iterable[Row]) -> str:
 
 def summary(rows: Iterable[Row], wall: float) -> str:
     """One line of totals and percentiles."""
+    import statistics
+
     rows = list(rows)
     done = [row.seconds["total"] for row in rows if row.status == "done"]
     counts = {status: sum(row.status == status for row in rows) for status in ("done", "skipped", "failed")}

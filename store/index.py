@@ -8,7 +8,6 @@ read in full and compared in float64. So the answer is exact, at a quarter of th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,15 +15,6 @@ FIRST = 1024  # rows allocated at first; doubled when full
 SMALL = 4096  # rows up to which numpy is as fast as torch's product of bytes
 KEY = np.dtype([("entry", ">u8"), ("number", ">u2")])  # of a row: its entry's, and which of the entry's vectors it is
 ROUNDING = 2.0**-8  # bfloat16, relative
-
-
-@dataclass(frozen=True)
-class Match:
-    """An entry's vector near a query: its entry, what the vector stands for, and the cosine similarity."""
-
-    id: str
-    label: str
-    similarity: float
 
 
 class Index:

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lmdb
-import numpy as np
 
 from store.codec import FORMATS, pack, seal, unpack, unseal
 from store.environment import IMPORTED, Environment
 from store.errors import StoreError
 from store.eviction import POLICIES, Use
-from store.index import KEY, Index, Match
-from store.vector import Vector, pack_vector, peek_label, peek_values, unpack_vector
+from store.vector import Match, Vector, pack_vector, peek_label, peek_values, unpack_vector
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
+
+    from store.index import Index
 
 USE = struct.Struct("=ddqd")  # stored, used, hits, saved
 DEFAULT_BUDGET = 10**9
@@ -329,6 +330,8 @@ class LatentStore:
 
     def rank(self, txn: lmdb.Transaction, query: np.ndarray, keys: np.ndarray, count: int) -> list[Match]:
         """The nearest of a few rows, by their stored numbers in float64."""
+        import numpy as np
+
         raw = keys.tobytes()
         found = txn.cursor(self.environment.db["vectors"]).getmulti([raw[at : at + 10] for at in range(0, len(raw), 10)])
         records = [(bytes(key), bytes(record)) for key, record in found]
@@ -381,6 +384,8 @@ class LatentStore:
             self.known += sum(1 for _ in cursor.iternext(values=False))
         self.newest = bytes(cursor.key()) if cursor.last() else b""
         if self.known != (count := txn.stat(db)["entries"]):  # something went: only then are all keys read
+            import numpy as np
+
             there = np.frombuffer(b"".join(cursor.iternext(values=False)) if cursor.first() else b"", ">u8")
             for index in self.indices.values():
                 index.keep(there)
@@ -389,6 +394,10 @@ class LatentStore:
 
     def read_new(self, txn: lmdb.Transaction) -> None:
         """Add the vectors of the entries after the last known one, some thousand at a time."""
+        import numpy as np
+
+        from store.index import KEY, Index
+
         new: dict[tuple[str, str, int], list[tuple[bytes, np.ndarray]]] = {}
 
         def add(kind: tuple[str, str, int]) -> None:

@@ -6,11 +6,13 @@ import json
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from store.codec import CHECK, seal, unseal
 from store.errors import StoreError
+
+if TYPE_CHECKING:
+    import numpy as np  # a reader of counts and logs has no need of it
 
 LENGTHS = struct.Struct("=II")  # of the head and of the label
 
@@ -30,12 +32,23 @@ class Vector:
     values: np.ndarray
 
 
+@dataclass(frozen=True)
+class Match:
+    """An entry's vector near a query: its entry, what the vector stands for, and the cosine similarity."""
+
+    id: str
+    label: str
+    similarity: float
+
+
 def pack_vector(namespace: str, vector: Vector) -> bytes:
     """The record: checksum, lengths, namespace and kind, label, float32 values.
 
     Raises:
         StoreError: the vector is no row of finite numbers.
     """
+    import numpy as np
+
     values = np.asarray(vector.values, np.float32)
     if values.ndim != 1 or not values.size or not np.isfinite(values).all():
         raise StoreError(f"the {vector.kind} vector {vector.label!r} is no row of finite numbers; nothing was stored")
@@ -49,6 +62,8 @@ def unpack_vector(record: bytes) -> tuple[str, Vector]:
     Raises:
         StoreError: the checksum is wrong.
     """
+    import numpy as np
+
     body = unseal(record)
     head, label = LENGTHS.unpack_from(body)
     at = LENGTHS.size + head
@@ -65,6 +80,8 @@ def parse(head: bytes) -> tuple[str, str]:
 
 def peek_values(record: bytes, width: int) -> np.ndarray:
     """Only the numbers [D] of a record that is known to be sound and to have this width."""
+    import numpy as np
+
     return np.frombuffer(record, np.float32, offset=len(record) - 4 * width)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ import typer
 
 from chai_cli.cache import Event, format_bytes
 from chai_cli.commands.cache import CacheOption, console, folder, opened
+from chai_cli.report import percentile
 
 DONORS = 10  # shown
 PERIODS = 14  # shown; --json has all
@@ -74,14 +74,8 @@ def figures(looks: list[Event]) -> dict[str, Any]:
     made = rate(looks)
     for kind, name in (("hit", "hit_seconds"), ("miss", "miss_seconds")):
         taken = [event.seconds for event in looks if event.kind == kind]
-        made[name] = {"p50": percentile(taken, 50), "p90": percentile(taken, 90)}
+        made[name] = {"p50": percentile(taken, 0.5) if taken else None, "p90": percentile(taken, 0.9) if taken else None}
     return made
-
-
-def percentile(values: list[float], percent: int) -> float | None:
-    if len(values) < 2:
-        return values[0] if values else None
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def donors(hits: list[Event]) -> list[dict[str, Any]]:
