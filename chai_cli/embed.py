@@ -229,7 +229,9 @@ def load_named(spec: str) -> tuple[str, torch.nn.Module, Any]:
         raise ChaiError(f"{model} has no weights tagged {tag!r}: give one of {some}{', …' if len(known) > 5 else ''}")
     try:
         with quiet():
-            loaded = open_clip.create_model(model, pretrained=tag or None, require_pretrained=True)
+            # The weights first: building a model only to find that it has none takes long.
+            weights = None if hub else open_clip.download_pretrained(open_clip.get_pretrained_cfg(model, tag))
+            loaded = open_clip.create_model(model, pretrained=weights, require_pretrained=True)
             return spec if hub else f"{model}:{tag}", loaded, open_clip.get_tokenizer(model)
     except Exception as error:  # the hub client raises dozens of kinds; all mean the same here
         raise ChaiError(

@@ -23,13 +23,15 @@ SMALL = ("--height", "64", "--width", "64", "--num-frames", "9", "--steps", "2")
 
 @pytest.fixture(scope="session", autouse=True)
 def _two_threads() -> None:
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test touches the cache of whoever runs it."""
+    """No test touches the cache of whoever runs it, or the hub."""
     monkeypatch.setenv("CHAI_CACHE", str(tmp_path / "default-cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="session")

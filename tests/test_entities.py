@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from chai_cli import entities as module
+from chai_cli import tagging as module
 from chai_cli.embedded.captions import COLOUR_WORDS, PLACE_WORDS, SHAPE_WORDS, SIZE_WORDS, caption
 from chai_cli.embedded.world import scenes
 from chai_cli.entities import entities, lemma_key

@@ -17,7 +17,7 @@ from chai_cli.backbones.base import Look, Text
 from chai_cli.backbones.wan import WanBackbone
 from chai_cli.report import read_rows
 from chai_cli.video import read_comment, read_frames
-from tests.conftest import SMALL, rows_of, videos_of
+from tests.conftest import DENSE, SMALL, rows_of, videos_of
 
 Gen = Callable[..., Result]
 HOSTILE = [
@@ -252,7 +252,7 @@ def test_quiet_prints_nothing_when_all_is_well(gen: Gen) -> None:
 
 def test_standard_input(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = chai("gen", "-", "--out", out, "--model", tiny_folder, *SMALL, stdin='{"prompt": "a", "seed": 3}\n')
+    result = chai("gen", "-", "--out", out, "--model", tiny_folder, *SMALL, *DENSE, stdin='{"prompt": "a", "seed": 3}\n')
     assert result.exit_code == 0, result.output
     assert rows_of(out)[0]["seed"] == 3
 
@@ -382,7 +382,7 @@ def test_a_disk_that_takes_no_more_keeps_what_is_there(gen: Gen, tiny_folder: Pa
     before = (tmp_path / "out" / "0001-a-red-ball.mp4").read_bytes()
     prompts = tmp_path / "more.txt"
     prompts.write_text("a red ball\nb\nc\n")
-    command = [sys.executable, "-m", "chai_cli", "gen", str(prompts), "--out", str(tmp_path / "out"), *SMALL]
+    command = [sys.executable, "-m", "chai_cli", "gen", str(prompts), "--out", str(tmp_path / "out"), *SMALL, *DENSE]
     process = subprocess.run(
         [*command, "--model", str(tiny_folder), "--scale", "16"],
         capture_output=True,

@@ -12,16 +12,30 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import chai_cli.backbones.wan  # noqa: F401 (loaded here, so that forks need not)
+from chai_cli.backbones.base import find_record
 from chai_cli.report import read_rows
 from chai_cli.video import read_frames
-from tests.conftest import SMALL, videos_of
+from store.care import verify
+from tests.conftest import DENSE, SMALL, videos_of
 
 PROMPTS = [f"prompt number {i}" for i in range(12)]
 KILLS = 20
 
 
 def start(tiny_folder: Path, prompts: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "chai_cli", "gen", str(prompts), "--out", str(out), "--model", str(tiny_folder), *SMALL]
+    command = [
+        sys.executable,
+        "-m",
+        "chai_cli",
+        "gen",
+        str(prompts),
+        "--out",
+        str(out),
+        "--model",
+        str(tiny_folder),
+        *SMALL,
+        *DENSE,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -68,20 +82,42 @@ def test_killed_runs_leave_no_torn_video_and_resume_to_the_same_files(tiny_folde
     assert sorted(path.name for path in (last / ".chai").iterdir()) in ([], ["lock"])
 
 
-def fork_gen(tiny_folder: Path, prompts: Path, out: Path) -> BaseProcess:
+def fork_gen(tiny_folder: Path, prompts: Path, out: Path, *options: str) -> BaseProcess:
     """A run in a fork of this process, which has the libraries loaded already: most of its life is rendering."""
-    child = multiprocessing.get_context("fork").Process(target=run_gen, args=(tiny_folder, prompts, out))
+    child = multiprocessing.get_context("fork").Process(target=run_gen, args=(tiny_folder, prompts, out, *options))
     child.start()
     return child
 
 
-def run_gen(tiny_folder: Path, prompts: Path, out: Path) -> None:
+def run_gen(tiny_folder: Path, prompts: Path, out: Path, *options: str) -> None:
     import torch
 
     from chai_cli.app import app
 
     torch.set_num_threads(1)
-    app(["gen", str(prompts), "--out", str(out), "--model", str(tiny_folder), "--quiet", *SMALL])
+    app(["gen", str(prompts), "--out", str(out), "--model", str(tiny_folder), "--quiet", *SMALL, *(options or DENSE)])
+
+
+def test_killed_runs_leave_a_whole_cache_and_the_next_run_goes_on(tiny_folder: Path, tmp_path: Path) -> None:
+    prompts, out = write_prompts(tmp_path), tmp_path / "out"
+    cache = ("--cache", str(tmp_path / "cache"), "--embedder", find_record("embedded").embedder)
+    began = time.monotonic()
+    fork_gen(tiny_folder, prompts, tmp_path / "whole", *cache).join(240)
+    life = time.monotonic() - began
+    chance = random.Random(1)
+    for _ in range(5):
+        child = fork_gen(tiny_folder, prompts, out, *cache, "--overwrite")
+        time.sleep(chance.uniform(0.2, 1.0) * life)
+        child.kill()
+        child.join()
+        findings = verify(tmp_path / "cache")
+        assert findings.sound
+        assert findings.entries > 0
+        assert all(len(read_frames(out / name)) == 9 for name in videos_of(out))
+    child = fork_gen(tiny_folder, prompts, out, *cache)
+    child.join(240)
+    assert child.exitcode == 0
+    assert len(videos_of(out)) == len(PROMPTS)
 
 
 def test_ctrl_c_keeps_the_rows_and_exits_with_130(tiny_folder: Path, tmp_path: Path) -> None:

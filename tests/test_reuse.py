@@ -143,6 +143,13 @@ def test_every_way_of_reuse_makes_a_video_of_its_own(reuse: Reuse, tmp_path: Pat
     assert bytes_of(tmp_path / "out")[hit] != bytes_of(tmp_path / "plain")[hit]
 
 
+def test_show_repeats_the_reuse_options(reuse: Reuse, chai: Callable[..., Result], tmp_path: Path) -> None:
+    reuse([RED], "--metadata", "--match", "sigma")
+    said = chai("show", tmp_path / "out" / "0001-a-red-ball-on-a-snowy-field.mp4").stdout
+    assert "--method chai" in said
+    assert "--fast-steps 2 --match sigma --cache-steps 2 --cache-blocks 1 --cache-mode replace --cache-sides both" in said
+
+
 def test_min_similarity_decides(reuse: Reuse, tmp_path: Path) -> None:
     reuse([RED], out="first")
     reuse([BLUE], "--min-similarity", "-1", "--read-only-cache", out="lenient")

@@ -25,14 +25,22 @@ OPTIONS = (
     "dtype",
 )
 
+REUSE = {"steps": "--cache-steps", "blocks": "--cache-blocks", "mode": "--cache-mode", "sides": "--cache-sides"}
+
 
 def command(comment: dict[str, Any]) -> str:
-    """A shell line that renders the same video again; the prompt goes in as one JSON line, whatever is in it."""
+    """A shell line that renders the same video again; the prompt goes in as one JSON line, whatever is in it.
+
+    What reuse makes of it depends on the cache: with `--no-cache` it is what the prompt gives by itself.
+    """
     words = ["chai", "gen", "-", "--out", "repeated"]
     for name in OPTIONS:
         value = comment.get(name)
         if value not in (None, "", "default"):
             words += [f"--{name.replace('_', '-')}", str(value)]
+    for name, value in comment.get("reuse", {}).items():
+        listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        words += [REUSE.get(name, f"--{name.replace('_', '-')}"), listed]
     for lora in comment.get("lora", []):
         words += ["--lora", lora]
     prompt = json_module.dumps({"prompt": comment["prompt"]}, ensure_ascii=False)

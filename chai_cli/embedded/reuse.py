@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ from chai_cli.denoise import denoise
 from chai_cli.donors import CacheOptions, Donors
 from chai_cli.embedded.captions import full_caption
 from chai_cli.embedded.evaluate import SEEDS, WEIGHTS, accuracy, markdown, prepare, stacked
-from chai_cli.embedded.judge import Judge
+from chai_cli.embedded.judge import Judge, Reading
 from chai_cli.embedded.world import ATTRIBUTES, Scene, scenes
 from chai_cli.prompts import Settings
 from chai_cli.render import Renderer, Understood
@@ -86,9 +87,8 @@ class Study:
     def noise(self, first: int, count: int) -> Tensor:
         return torch.cat([self.backbone.noise(replace(self.look, seed=first + i)) for i in range(count)])
 
-    def read(self, latents: Tensor, shown: list[Scene]) -> list[dict[str, bool]]:
-        clips = np.stack([self.backbone.decode(one) for one in latents.split(1)])
-        return [reading.right(scene) for reading, scene in zip(self.judge.read(clips), shown, strict=True)]
+    def read(self, latents: Tensor) -> list[Reading]:
+        return self.judge.read(np.stack([self.backbone.decode(one) for one in latents.split(1)]))
 
     def donor(self, prompts: list[str], first: int) -> Donor:
         """A dense run of all prompts that keeps every step."""
@@ -116,8 +116,10 @@ def fidelity(
         noise = study.noise(1000 + start, len(part))
         text = stacked([backbone.encode(full_caption(scene), study.look) for scene in part])
 
-        def add(name: str, latents: Tensor, part: list[Scene] = part) -> None:
-            verdicts.setdefault(name, []).extend(study.read(latents, part))
+        def add(name: str, latents: Tensor, part: list[Scene] = part, givers: Sequence[Scene] = ()) -> None:
+            readings = study.read(latents)
+            verdicts.setdefault(name, []).extend(r.right(scene) for r, scene in zip(readings, part, strict=True))
+            drift.setdefault(name, []).extend(r.right(scene) for r, scene in zip(readings, givers, strict=bool(givers)))
 
         add(f"dense {study.look.num_inference_steps}", denoise(backbone, Dense(latents=noise), study.look, text).latents)
         add(f"dense {fast_steps} (control)", denoise(backbone, Dense(latents=noise), few, text).latents)
@@ -129,14 +131,15 @@ def fidelity(
                 method = Batched(backbone, donor, CacheAttentionOptions(fast_steps, **options), noise)  # type: ignore[arg-type]
                 label = f"hit {fast_steps}, same {kind}{', ' if name else ''}{name}"
                 latents = denoise(backbone, method, study.look, text).latents
-                add(label, latents)
-                drift.setdefault(label, []).extend(study.read(latents, givers))
+                add(label, latents, givers=givers)
         print(f"{start + len(part)}/{count}", flush=True)
     print(
         f"\n{count} prompts, {study.look.scheduler} solver\n\n{markdown([(k, accuracy(v)) for k, v in verdicts.items()], '')}"
     )
-    rows = [(label, accuracy(found)) for label, found in drift.items()]
-    print(f"\nThe same hits, read against what their donors show (chance for what is not shared):\n\n{markdown(rows, '')}")
+    rows = [(label, accuracy(found)) for label, found in drift.items() if found]
+    print(
+        f"\nThe same hits, read against what their donors show (what is not shared should be near zero):\n\n{markdown(rows, '')}"
+    )
 
 
 @app.command()

@@ -11,7 +11,7 @@ from diffusers.hooks.hooks import CacheContext
 from torch import Tensor
 
 from chai_cli.attention import injected
-from chai_cli.backbones.base import Backbone, Look, ModelRecord, resolve
+from chai_cli.backbones.base import Backbone, Look, ModelRecord, Placement, load, resolve
 from chai_cli.denoise import denoise
 from chai_cli.errors import ChaiError
 from chai_cli.prompts import Settings
@@ -170,3 +170,25 @@ def test_stock_pipeline_in_three_lines_equals_chais_own_hit(family: Family) -> N
     kept, _ = own_latents(backbone, first, "a blue star")
     assert torch.equal(stock, hit(backbone, second, "a red ball", kept, fast_steps=4))
     assert not torch.equal(stock, plain)
+
+
+def test_compiled_blocks_have_two_variants_whatever_the_step_or_the_donor(family: Family) -> None:
+    from torch._dynamo.utils import counters
+
+    record, _ = family
+    backbone = load(record, Placement(device="cpu"))
+    (transformer,) = backbone.transformers()
+    look = look_of(record)
+    donor, _ = own_latents(backbone, look, "a red ball")
+    other, _ = own_latents(backbone, look_of(record, seed=8), "a blue star")
+    plain = hit(backbone, look, "a red ball", other)
+    torch._dynamo.reset()
+    counters.clear()
+    transformer.compile_repeated_blocks(backend="eager")
+    assert torch.allclose(hit(backbone, look, "a red ball", other), plain, atol=1e-5)
+    variants = counters["stats"]["unique_graphs"]
+    assert variants == 2
+    hit(backbone, look, "a blue star", donor, steps=(1, 3, 5))
+    denoise(backbone, Dense(), look, backbone.encode("a red ball", look))
+    assert counters["stats"]["unique_graphs"] == variants
+    torch._dynamo.reset()

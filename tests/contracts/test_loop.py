@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from chai_cli.backbones.base import Backbone, Look, ModelRecord, resolve
 from chai_cli.denoise import Trajectory, denoise
 from chai_cli.prompts import Settings
 from chai_cli.reuse.dense import Dense
+from store import Entry, LatentStore
 
 Family = tuple[ModelRecord, Backbone]
 SMALL = Settings(height=64, width=64, num_frames=9, num_inference_steps=5, seed=7)
@@ -86,6 +88,16 @@ def test_resumed_run_equals_uninterrupted_run(family: Family) -> None:
     resumed = render(backbone, look, "a red ball", Dense(start_step=2, latents=whole.kept[2]))
     assert torch.equal(resumed.latents, whole.latents)
     assert (len(stopped.seconds), len(resumed.seconds), len(whole.seconds)) == (2, 3, 5)
+
+
+def test_resumed_from_what_the_store_kept_equals_uninterrupted_run(family: Family, tmp_path: Path) -> None:
+    record, backbone = family
+    look = look_of(record, "euler")
+    whole = render(backbone, look, "a red ball", Dense(record=frozenset({2})))
+    store = LatentStore(tmp_path, numbers="float32")
+    entry = store.put(Entry("a red ball", (), "n", record.name, look.seed, {}, (64, 64, 9), 1.0), {"step2": whole.kept[2]}, [])
+    kept = store.latents(entry.id)["step2"]
+    assert torch.equal(render(backbone, look, "a red ball", Dense(start_step=2, latents=kept)).latents, whole.latents)
 
 
 @pytest.mark.parametrize("scheduler", ["euler", "unipc"])
