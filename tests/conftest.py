@@ -23,6 +23,8 @@ SMALL = ("--height", "64", "--width", "64", "--num-frames", "9", "--steps", "2")
 
 @pytest.fixture(scope="session", autouse=True)
 def _two_threads() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # for the programs that tests start
     torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
