@@ -230,6 +230,13 @@ class Batch:
             name = self.options.record.name
             self.progress.note(f"the {name} model does not know these words, and guesses: {', '.join(told)}{more}")
 
+    def warn_cut(self, cut: list[tuple[Job, int]]) -> None:
+        """Say which prompts are longer than the model reads."""
+        if cut:
+            told = [f"{job.request.index} ({tokens} tokens too long)" for job, tokens in cut[:10]]
+            more = f" and {len(cut) - 10} more, with tokens_cut in their rows" if len(cut) > 10 else ""
+            self.progress.note(f"the end of these prompts does not reach the model: {', '.join(told)}{more}; shorten them")
+
     def wave(self, jobs: list[Job], renderer: Renderer, report: Report) -> None:
         """Encode some prompts, then render them."""
         from chai_cli.render import Understood
@@ -247,6 +254,7 @@ class Batch:
             except Exception as error:
                 self.fail(job, error, renderer, report)
         renderer.backbone.release_text_encoder()
+        self.warn_cut([(job, text.tokens_cut) for job, (text, _) in ready if text.tokens_cut])
         prompts = list(dict.fromkeys(job.request.prompt for job, _ in ready))
         meanings, meaning_seconds = renderer.understand(prompts)
         means = dict(zip(prompts, meanings, strict=bool(meanings)))
@@ -259,7 +267,7 @@ class Batch:
             except Exception as error:
                 self.fail(job, error, renderer, report)
                 continue
-            self.record(report, self.row(job, "done", bytes=target.stat().st_size, **told(made)))
+            self.record(report, self.row(job, "done", bytes=target.stat().st_size, tokens_cut=text[0].tokens_cut, **told(made)))
 
     def fail(self, job: Job, error: Exception, renderer: Renderer, report: Report) -> None:
         """One failed prompt is one row; the traceback goes to `.chai/errors.log`, memory is given back."""

@@ -29,6 +29,7 @@ class Row:
         calls_saved, seconds_saved: Of a hit, against dense renders of the same size.
         not_stored: Why a dense render was not kept as a donor.
         seconds: By part: text, retrieval, denoise, decode, write, total.
+        tokens_cut: Tokens at the end of the prompt that the model has no room for.
         request: What was asked, model and method included: a later run compares it.
     """
 
@@ -58,6 +59,7 @@ class Row:
     model: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
+    tokens_cut: int = 0
     unknown_words: list[str] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)

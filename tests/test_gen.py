@@ -136,6 +136,12 @@ def test_hostile_prompts_render_under_sensible_names(gen: Gen, tmp_path: Path) -
         assert len(name.encode()) < 200
 
 
+def test_a_prompt_longer_than_the_model_reads_is_told(gen: Gen, tmp_path: Path) -> None:
+    result = gen(["a red ball", "word " * 1000])
+    assert "the end of these prompts does not reach the model: 2 (" in result.stderr
+    assert [row["tokens_cut"] > 0 for row in rows_of(tmp_path / "out")] == [False, True]
+
+
 def test_bad_lines_are_rows_and_the_rest_render(gen: Gen, tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a"}\n{oops\n{"prompt": "b", "height": 60}\n{"prompt": "c"}\n')

@@ -59,10 +59,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt as the transformer reads it: embeddings [1, L, D] on the CPU, and those of the negative prompt."""
+    """A prompt as the transformer reads it: embeddings [1, L, D] on the CPU, and those of the negative prompt.
+
+    Attributes:
+        tokens_cut: Tokens at the end of the prompt that the text encoder has no room for.
+    """
 
     cond: torch.Tensor
     uncond: torch.Tensor | None
+    tokens_cut: int = 0
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,8 @@ class WanBackbone:
             device=self.device,
         )
         dtype = self.transformers()[0].dtype
-        return Text(cond.to("cpu", dtype), None if uncond is None else uncond.to("cpu", dtype))
+        cut = len(self.pipe.tokenizer(prompt).input_ids) - self.record.max_sequence_length
+        return Text(cond.to("cpu", dtype), None if uncond is None else uncond.to("cpu", dtype), max(0, cut))
 
     def release_text_encoder(self) -> None:
         if self.offload == "none" and self.device.type != "cpu" and weigh(self.pipe.text_encoder) > HEAVY:
