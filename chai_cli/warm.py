@@ -18,6 +18,7 @@ from chai_cli.render import Renderer, Understood, is_out_of_memory
 from chai_cli.report import Row
 from chai_cli.retrieve import Meaning, choose_donors
 
+MOST = 20_000  # prompts; who helps whom is a table of their square
 PAGES = 1.3  # an entry on disk over its latents: vectors, thumbnail, half-filled pages
 
 
@@ -52,7 +53,13 @@ def entry_bytes(donors: Donors, look: Look) -> int:
 
 
 def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, donors: Donors, limit: int | None) -> Choice:
-    """Greedy cover within each namespace (prompts of different sizes cannot help each other), within the cache's budget."""
+    """Greedy cover within each namespace (prompts of different sizes cannot help each other), within the cache's budget.
+
+    Raises:
+        ChaiError: more prompts than can be weighed against each other in memory.
+    """
+    if len(requests) > MOST:
+        raise ChaiError(f"{len(requests):,} prompts are too many to weigh at once; give a file of at most {MOST:,}")
     groups: dict[str, list[tuple[Request, Look]]] = {}
     for request in requests:
         look = resolve(record, request.settings, scheduler)

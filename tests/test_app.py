@@ -13,7 +13,10 @@ import pytest
 from typer.testing import Result
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["gen", "--help"], ["models", "--help"], ["show", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["gen", "--help"], ["models", "--help"], ["show", "--help"], ["stats", "--help"], ["cache", "warm", "--help"]],
+)
 def test_help_does_not_import_torch(arguments: list[str]) -> None:
     code = (
         f"import sys; from chai_cli.app import app\ntry: app({arguments!r})\nexcept SystemExit: print('torch' in sys.modules)"

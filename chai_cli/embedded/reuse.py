@@ -100,7 +100,7 @@ class Study:
 
 @app.command()
 def fidelity(
-    count: Annotated[int, typer.Option(help="Prompts.")] = 64,
+    count: Annotated[int, typer.Option(help="Prompts; the tables so far are printed every 16.")] = 64,
     fast_steps: int = 8,
     variants: Annotated[bool, typer.Option(help="Also the other ways of reading a donor.")] = False,
 ) -> None:
@@ -132,13 +132,18 @@ def fidelity(
                 label = f"hit {fast_steps}, same {kind}{', ' if name else ''}{name}"
                 latents = denoise(backbone, method, study.look, text).latents
                 add(label, latents, givers=givers)
-        print(f"{start + len(part)}/{count}", flush=True)
-    print(
-        f"\n{count} prompts, {study.look.scheduler} solver\n\n{markdown([(k, accuracy(v)) for k, v in verdicts.items()], '')}"
-    )
-    rows = [(label, accuracy(found)) for label, found in drift.items() if found]
-    print(
-        f"\nThe same hits, read against what their donors show (what is not shared should be near zero):\n\n{markdown(rows, '')}"
+        print(fidelity_tables(start + len(part), study.look, verdicts, drift), flush=True)
+
+
+def fidelity_tables(
+    count: int, look: Look, verdicts: dict[str, list[dict[str, bool]]], drift: dict[str, list[dict[str, bool]]]
+) -> str:
+    """What the judge reads in each way of rendering, and in how many hits it reads the donor instead."""
+    right = markdown([(label, accuracy(found)) for label, found in verdicts.items()], "way, steps")
+    theirs = markdown([(label, accuracy(found)) for label, found in drift.items() if found], "way, steps")
+    return (
+        f"\n{count} prompts, scheduler {look.scheduler}: attributes of the prompt\n\n{right}\n\n"
+        f"The same hits: attributes of the donor (those that it does not share should be near zero)\n\n{theirs}"
     )
 
 
