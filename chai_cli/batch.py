@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -140,6 +141,8 @@ class Batch:
 
     def plan(self, requests: list[Request]) -> tuple[list[Job], list[Job]]:
         """What `run` would do and skip. Touches nothing."""
+        if self.options.out.exists() and not self.options.out.is_dir():
+            raise ChaiError(f"cannot write to {self.options.out}: it is a file; choose another --out")
         return self.split(requests, Report(self.options.out / "report.jsonl"))
 
     def run(self, requests: list[Request], bad: list[BadLine], load: Callable[[], Renderer]) -> None:
@@ -197,10 +200,27 @@ class Batch:
         if said:
             raise said
 
+    def misfits(self, todo: list[Job]) -> dict[str, str]:
+        """Of requests with sizes of their own, those that the model cannot make, by file, and why."""
+        record = self.options.record
+        own = (record.height, record.width, record.num_frames)
+        unusual = [job for job in todo if (job.look.height, job.look.width, job.look.num_frames) != own]
+        files = read_files(record, self.options.placement) if unusual else None
+        found = {}
+        for job in unusual if files else ():
+            try:
+                files.latent_shape(job.look)  # type: ignore[union-attr]
+            except ChaiError as error:
+                found[job.file] = str(error)
+        return found
+
     def predict(self, todo: list[Job], caching: CacheOptions) -> dict[str, Lookup]:
         """What the present cache would give, by file; nothing while the model is not on this disk or there is no cache."""
+        if self.options.reuse is None or not todo or not (caching.path / "data.mdb").exists():
+            return {}
+        self.progress.note("looking into the cache …")
         files = read_files(self.options.record, self.options.placement)
-        if self.options.reuse is None or files is None or not todo:
+        if files is None:
             return {}
         from chai_cli.donors import Donors
 
@@ -273,9 +293,11 @@ class Batch:
         """One failed prompt is one row; the traceback goes to `.chai/errors.log`, memory is given back."""
         from chai_cli.render import is_out_of_memory
 
-        with (self.scratch / "errors.log").open("a", encoding="utf-8", errors="replace") as log:
+        with suppress(OSError), (self.scratch / "errors.log").open("a", encoding="utf-8", errors="replace") as log:
             log.write(f"{job.file}\n{''.join(traceback.format_exception(error))}\n")
-        if is_out_of_memory(error):
+        if "No space left" in str(error):
+            why = f"the disk of {self.options.out} is full; free some space and run again"
+        elif is_out_of_memory(error):
             look = job.look
             why = (
                 f"out of memory at {look.width}x{look.height}, {look.num_frames} frames: try --offload model, "

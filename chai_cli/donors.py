@@ -81,9 +81,9 @@ class Donors:
         options = self.options
         self.store = LatentStore(options.path, options.budget, options.policy, options.numbers, options.readonly)
         try:
+            len(self.store)
             self.embedder = load_embedder(options.embedder or self.record.embedder, self.device)
             self.retriever = Retriever(self.store, self.embedder, options.min_similarity)
-            len(self.store)
             understand(["a prompt"], self.embedder)  # loads the language model: part of loading, not of the first prompt
         except (StoreError, ChaiError) as error:
             if options.embedder and isinstance(error, ChaiError):
@@ -125,6 +125,8 @@ class Donors:
         """
         if self.trouble or meaning is None:
             return Found(self.trouble)
+        if look.num_inference_steps <= self.reuse.fast_steps:
+            return Found(f"a hit takes {self.reuse.fast_steps} steps, and this takes no more")
         try:
             lookup = self.look_up(meaning, look)
             why = lookup.why
@@ -153,6 +155,8 @@ class Donors:
         self.dense_seconds.setdefault(self.size(look), []).append(seconds)
         if why or meaning is None:
             return why
+        if look.num_inference_steps <= self.reuse.fast_steps:
+            return "too few steps to be a donor"
         size = (look.height, look.width, look.num_frames)
         schedule = {
             "scheduler": look.scheduler,
@@ -172,9 +176,13 @@ class Donors:
         return ""
 
     def saved(self, found: Found, look: Look, seconds: float) -> float:
-        """Seconds saved against the median dense render of the same size: of this run, or of the donor if there was none."""
+        """Seconds saved against the median dense render of the same size and steps of this run.
+
+        If there was none, against the donor's own, in proportion to the steps.
+        """
         assert found.entry is not None
-        dense = self.dense_seconds.get(self.size(look)) or [found.entry.seconds]
+        steps = look.num_inference_steps / found.entry.schedule["num_inference_steps"]
+        dense = self.dense_seconds.get(self.size(look)) or [found.entry.seconds * steps]
         return statistics.median(dense) - seconds
 
     def size(self, look: Look) -> tuple[int, ...]:

@@ -158,6 +158,8 @@ def read_text(source: str) -> tuple[str, str]:
     else:
         path = Path(source)
         kind = path.suffix.lower()
+        if kind == ".json":
+            raise ChaiError(f"{source}: JSON goes one object a line, in a file named .jsonl")
         try:
             raw = path.read_bytes()
         except FileNotFoundError:

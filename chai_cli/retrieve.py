@@ -56,7 +56,7 @@ class Candidate:
     """An entry that may be a donor.
 
     Attributes:
-        score: Mean of `coverage` and `similarity`; `similarity` alone for a prompt that names no entity.
+        score: Nine tenths `coverage`, one tenth `similarity`; `similarity` alone for a prompt that names no entity.
         similarity: Cosine of the whole prompts.
         shared: The request's entities that the entry has, in the request's order.
         coverage: Sum of the shared entities' similarities over the number of the request's entities: 1 = all, exactly.
@@ -172,7 +172,7 @@ class Retriever:
             similarity = min(1.0, float(wholes[id][0][1] @ meaning.whole)) if id in wholes else 0.0
             shared = self.shared(meaning, theirs.get(id, []))
             coverage = sum(pair.similarity for pair in shared) / max(1, len(meaning.entities))
-            score = (coverage + similarity) / 2 if meaning.entities else similarity
+            score = 0.9 * coverage + 0.1 * similarity if meaning.entities else similarity
             found.append(Candidate(id, score, similarity, shared, coverage))
         return found
 

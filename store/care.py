@@ -47,6 +47,8 @@ def find(path: Path) -> Path:
         StoreError: there is none, or it may not be looked at.
     """
     path = Path(path)
+    if path.is_file():
+        raise StoreError(f"{path} is a file; give a folder as --cache")
     try:
         there = (path / "data.mdb").exists()
     except OSError as error:
@@ -164,7 +166,10 @@ def export(path: Path, target: Path) -> int:
     environment = Environment(path, readonly=True)
     target = Path(target)
     count, check = 0, 0
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror or error}; give a file in a folder that is there") from None
     try:
         with os.fdopen(handle, "wb") as file, environment.transaction() as txn:
             check = emit(file, MAGIC, check)
@@ -200,7 +205,7 @@ def import_(path: Path, source: Path) -> int:
     """
     source = Path(source)
     if not source.is_file():
-        raise StoreError(f"there is no file {source}")
+        raise StoreError(f"{source} is a folder; give a file" if source.is_dir() else f"there is no file {source}")
     check_export(source)
     environment = Environment(path)
     taken = set()

@@ -108,6 +108,8 @@ class Environment:
         if self.env is not None and self.owner == os.getpid():
             return self.env
         self.close()
+        if self.path.exists() and not self.path.is_dir():
+            raise StoreError(f"{self.path} is a file; give a folder as --cache")
         kind = file_system(self.path)
         if kind in REMOTE:
             raise StoreError(

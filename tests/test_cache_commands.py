@@ -163,6 +163,11 @@ def test_clear_does_what_the_person_answers(
 
 def test_export_and_import_carry_the_entries(run: Run, ids: list[str], tmp_path: Path) -> None:
     assert run("cache", "export", tmp_path / "file").stdout.startswith(f"3 entries in {tmp_path / 'file'} (")
+    with pytest.raises(ChaiError, match="is there already"):
+        run("cache", "export", tmp_path / "file")
+    assert run("cache", "export", tmp_path / "file", "--overwrite").exit_code == 0
+    with pytest.raises(ChaiError, match="in a folder that is there"):
+        run("cache", "export", tmp_path / "none" / "file")
     other = ("--cache", tmp_path / "other")
     assert run("cache", "import", tmp_path / "file", *other).stdout == f"3 entries are new in {tmp_path / 'other'}\n"
     assert run("cache", "import", tmp_path / "file", *other).stdout.startswith("0 entries are new")

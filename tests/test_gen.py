@@ -136,6 +136,24 @@ def test_hostile_prompts_render_under_sensible_names(gen: Gen, tmp_path: Path) -
         assert len(name.encode()) < 200
 
 
+def test_a_full_disk_is_a_failed_row_that_says_so(gen: Gen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        (tmp_path / "out" / ".chai" / "errors.log").mkdir()  # the log cannot be written either
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("chai_cli.render.save_file", full)
+    result = gen(["a"])
+    assert result.exit_code == 1
+    assert "is full; free some space and run again" in rows_of(tmp_path / "out")[0]["why"]
+
+
+def test_json_files_are_pointed_to_jsonl(gen: Gen, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"prompt": "a"}')
+    result = gen(tmp_path / "p.json")
+    assert result.exit_code == 2
+    assert ".jsonl" in result.stderr
+
+
 def test_a_prompt_longer_than_the_model_reads_is_told(gen: Gen, tmp_path: Path) -> None:
     result = gen(["a red ball", "word " * 1000])
     assert "the end of these prompts does not reach the model: 2 (" in result.stderr

@@ -133,7 +133,7 @@ def test_of_equal_coverage_the_more_similar_prompt_comes_first(find: Callable[[M
     near, far = put(made("near", at(0.9), ball=X)), put(made("far", at(0.2), ball=X))
     found = find(made("asked", X, ball=X)).candidates
     assert [c.id for c in found] == [near, far]
-    assert [c.score for c in found] == pytest.approx([0.95, 0.6])
+    assert [c.score for c in found] == pytest.approx([0.99, 0.92])
 
 
 def test_of_equal_entries_the_newest_comes_first(find: Callable[[Meaning], Lookup], put: Put) -> None:

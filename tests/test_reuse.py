@@ -178,7 +178,7 @@ def broken_row(reuse: Reuse, tmp_path: Path, *options: str | Path) -> dict[str, 
 def test_a_cache_that_is_a_file(reuse: Reuse, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     row = broken_row(reuse, tmp_path, "--cache", tmp_path / "file")
-    assert "give another --cache" in row["not_stored"] or "cannot be used" in row["not_stored"]
+    assert row["not_stored"].endswith("is a file; give a folder as --cache")
 
 
 def test_a_cache_on_a_network_file_system(reuse: Reuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,10 +290,35 @@ def test_seconds_saved_count_against_the_median_dense_render() -> None:
     look = type("Look", (), {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 4})()
     donors = Donors.__new__(Donors)
     donors.dense_seconds = {(64, 64, 9, 4): [9.0, 1.0, 5.0]}
-    found = type("Found", (), {"entry": type("Entry", (), {"seconds": 100.0})()})()
+    found = type("Found", (), {"entry": type("Entry", (), {"seconds": 100.0, "schedule": {"num_inference_steps": 8}})()})()
     assert donors.saved(found, look, 2.0) == 3.0
     donors.dense_seconds = {}
-    assert donors.saved(found, look, 2.0) == 98.0
+    assert donors.saved(found, look, 2.0) == 48.0  # the donor took twice the steps
+
+
+def test_a_request_of_few_steps_neither_hits_nor_becomes_a_donor(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED], out="first")
+    reuse([RED, BLUE], "--steps", "2")
+    for row in rows_of(tmp_path / "out"):
+        assert (row["reuse"], row["why"]) == ("miss", "a hit takes 2 steps, and this takes no more")
+        assert row["not_stored"] == "too few steps to be a donor"
+    assert len(list(LatentStore(tmp_path / "cache").entries())) == 1
+
+
+def test_dry_run_names_what_the_model_cannot_make(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "height": 65}\n{"prompt": "b", "num_frames": 18}\n{"prompt": "c"}\n')
+    result = chai("gen", tmp_path / "p.jsonl", "--out", tmp_path / "out", "--model", tiny_folder, "--dry-run")
+    assert result.exit_code == 1
+    assert "fail 0001-a.mp4: height and width must be multiples of 16, not 65" in result.output
+    assert "fail 0002-b.mp4: num_frames must be a multiple of 4 plus 1, not 18" in result.output
+    assert "render 0003-c.mp4" in result.output
+
+
+def test_dry_run_into_a_file_is_one_sentence(reuse: Reuse, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    result = reuse([RED], "--dry-run")
+    assert result.exit_code == 2
+    assert "it is a file; choose another --out" in result.stderr
 
 
 # Filling the cache
@@ -380,7 +405,7 @@ def test_warm_reports_failures_and_goes_on(
 
 
 def test_second_half_of_the_sample_hits_on_its_first(chai: Callable[..., Result], tmp_path: Path) -> None:
-    result = chai("gen", "samples/related.txt", "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--steps", "8")
+    result = chai("gen", "samples/related.txt", "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--steps", "9")
     assert result.exit_code == 0, result.output
     rows = read_rows(tmp_path / "out" / "report.jsonl")
     assert [row["reuse"] for row in rows] == ["miss"] * 4 + ["hit"] * 4

@@ -283,8 +283,13 @@ def clear(
 def export(
     file: Annotated[Path, typer.Argument(help="File to write.")],
     cache: CacheOption = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write all entries into one file, to be imported elsewhere."""
+    from chai_cli.errors import ChaiError
+
+    if file.exists() and not overwrite:
+        raise ChaiError(f"{file} is there already; give another name, or --overwrite")
     from chai_cli.cache import format_bytes
     from store.care import export as write
     from store.care import find

@@ -122,17 +122,21 @@ def gen(
     batch = Batch(options, progress.choose(console, quiet))
     if dry_run:
         todo, finished = batch.plan(requests)
+        misfits = batch.misfits(todo)
         found = batch.predict(todo, caching)
         hits = 0
         for job in todo:
             lookup = found.get(job.file)
+            if job.file in misfits:
+                typer.echo(f"fail {job.file}: {misfits[job.file]}")
+                continue
             hits += bool(lookup and lookup.donor)
             typer.echo(f"hit {job.file}: {lookup.why}" if lookup and lookup.donor else f"render {job.file}")
         for line in bad:
             console.print(f"line {line.line}: {line.why}", markup=False, highlight=False, soft_wrap=True)
         predicted = f" ({hits} of them hits on the present cache)" if reuse else ""
         typer.echo(f"{len(todo)} to render{predicted}, {len(finished)} already there, {len(bad)} bad lines")
-        raise typer.Exit(1 if bad else 0)
+        raise typer.Exit(1 if bad or misfits else 0)
 
     def load() -> Renderer:
         from chai_cli.backbones.base import load as load_backbone
