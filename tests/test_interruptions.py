@@ -100,7 +100,16 @@ def run_gen(tiny_folder: Path, prompts: Path, out: Path, *options: str) -> None:
 
 def test_killed_runs_leave_a_whole_cache_and_the_next_run_goes_on(tiny_folder: Path, tmp_path: Path) -> None:
     prompts, out = write_prompts(tmp_path), tmp_path / "out"
-    cache = ("--cache", str(tmp_path / "cache"), "--embedder", find_record("embedded").embedder)
+    cache = (
+        "--cache",
+        str(tmp_path / "cache"),
+        "--embedder",
+        find_record("embedded").embedder,
+        "--fast-steps",
+        "1",
+        "--cache-steps",
+        "1",
+    )
     began = time.monotonic()
     fork_gen(tiny_folder, prompts, tmp_path / "whole", *cache).join(240)
     life = time.monotonic() - began
