@@ -63,6 +63,11 @@ def default_cache() -> Path:
     return Path(os.environ.get("CHAI_CACHE") or Path(user_cache_dir("chai")) / "latents").expanduser()
 
 
+def folder(given: Path | None) -> Path:
+    """The cache that a command line names, or the default one."""
+    return given.expanduser() if given else default_cache()
+
+
 def parse_bytes(text: str) -> int:
     """`1GB`, `500MiB`, `2e9` in bytes.
 

@@ -64,21 +64,19 @@ def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, 
     for request in requests:
         look = resolve(record, request.settings, scheduler)
         groups.setdefault(donors.namespace(look), []).append((request, look))
-    ranked, covered, cached = [], 0, 0
+    ranked, cached = [], 0
     for name, group in groups.items():
         meanings = donors.understand([request.prompt for request, _ in group])
         already = donors.meanings(name)
         retriever = donors.retriever
         similar = retriever.min_similarity, retriever.min_prompt_similarity
-        before = choose_donors(meanings, similar[0], limit=0, already=already, min_prompt_similarity=similar[1])
         room = max(1, donors.options.budget // entry_bytes(donors, group[0][1]))
         cover = choose_donors(meanings, similar[0], limit, room, already, similar[1])
-        cached += before.covered
-        covered += before.covered
+        cached += cover.covered - sum(cover.gains)
         ranked += [(gain, (*group[place], meanings[place])) for place, gain in zip(cover.chosen, cover.gains, strict=True)]
     ranked.sort(key=lambda pair: -pair[0])
     ranked = ranked[:limit]
-    return Choice([what for _, what in ranked], covered + sum(gain for gain, _ in ranked), len(requests), cached)
+    return Choice([what for _, what in ranked], cached + sum(gain for gain, _ in ranked), len(requests), cached)
 
 
 def warm(choice: Choice, renderer: Renderer, progress: Progress, report: Callable[[Row], None]) -> None:

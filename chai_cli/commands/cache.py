@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chai_cli.cache import folder
 from chai_cli.commands.options import Policy
 
 if TYPE_CHECKING:
@@ -64,12 +65,6 @@ def opened(cache: Path | None, readonly: bool = True, policy: Policy = Policy.lr
             yield store
         finally:
             store.close()
-
-
-def folder(cache: Path | None) -> Path:
-    from chai_cli.cache import default_cache
-
-    return cache.expanduser() if cache else default_cache()
 
 
 def console() -> Console:

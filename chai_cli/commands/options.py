@@ -225,11 +225,11 @@ def cache_options(
     embedder: str | None,
     readonly: bool,
 ) -> CacheOptions:
-    from chai_cli.cache import default_cache, parse_bytes
+    from chai_cli.cache import folder, parse_bytes
     from chai_cli.donors import CacheOptions
 
     return CacheOptions(
-        cache or default_cache(), parse_bytes(budget), policy.value, dtype.value, readonly, tenant, min_similarity, embedder
+        folder(cache), parse_bytes(budget), policy.value, dtype.value, readonly, tenant, min_similarity, embedder
     )
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from chai_cli.cache import Event, format_bytes
-from chai_cli.commands.cache import CacheOption, console, folder, opened
+from chai_cli.cache import Event, folder, format_bytes
+from chai_cli.commands.cache import CacheOption, console, opened
 from chai_cli.report import percentile
 
 DONORS = 10  # shown
