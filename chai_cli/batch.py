@@ -187,18 +187,9 @@ class Batch:
 
     def check_sizes(self, todo: list[Job]) -> None:
         """Say at once, before anything is loaded, if no request at all has a size that the model can make."""
-        files = read_files(self.options.record, self.options.placement)
-        said: ChaiError | None = None
-        if files is None:
-            return
-        for job in todo:
-            try:
-                files.latent_shape(job.look)
-                return
-            except ChaiError as error:
-                said = said or error
-        if said:
-            raise said
+        found = self.misfits(todo)
+        if len(found) == len(todo):
+            raise ChaiError(next(iter(found.values())))
 
     def misfits(self, todo: list[Job]) -> dict[str, str]:
         """Of requests with sizes of their own, those that the model cannot make, by file, and why."""
