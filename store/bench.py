@@ -17,6 +17,7 @@ from store.latents import Entry, LatentStore
 from store.vector import Vector, pack_vector
 
 COUNT = 10  # nearest rows
+PAUSE = 0.3  # seconds between two ways, for the threads of the one before to fall asleep: libraries have pools of their own
 EMBEDDING = ("n", "entity")
 
 
@@ -64,6 +65,7 @@ def search(count: int, width: int, queries: int, rounds: int) -> None:
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, way in ways.items():
+                time.sleep(PAUSE)
                 for query in asked:
                     began = time.perf_counter()
                     way(query[None])
