@@ -14,7 +14,7 @@ import numpy as np
 
 from chai_cli.backbones.base import Look, ModelFiles, ModelRecord
 from chai_cli.cache import Event
-from chai_cli.embed import load_embedder
+from chai_cli.embed import Embedder, load_embedder
 from chai_cli.errors import ChaiError, first_line
 from chai_cli.retrieve import ENTITY, PROMPT, Candidate, Lookup, Meaning, Retriever, understand
 from chai_cli.reuse.base import Donor, Reuse
@@ -66,6 +66,7 @@ class Donors:
         ChaiError: the embedder that the options name cannot be loaded.
 
     Attributes:
+        embedder: Loaded if it is not given.
         trouble: Why the cache cannot be used at all; empty if it can.
     """
 
@@ -74,6 +75,7 @@ class Donors:
     reuse: Reuse
     options: CacheOptions
     device: str = "cpu"
+    embedder: Embedder | None = None
     trouble: str = ""
     dense_seconds: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
 
@@ -82,9 +84,9 @@ class Donors:
         self.store = LatentStore(options.path, options.budget, options.policy, options.numbers, options.readonly)
         try:
             len(self.store)
-            self.embedder = load_embedder(options.embedder or self.record.embedder, self.device)
-            self.retriever = Retriever(self.store, self.embedder, options.min_similarity)
-            understand(["a prompt"], self.embedder)  # loads the language model: part of loading, not of the first prompt
+            embedder = self.embedder or load_embedder(options.embedder or self.record.embedder, self.device)
+            self.retriever = Retriever(self.store, embedder, options.min_similarity, self.reuse.by_prompt)
+            understand(["a prompt"], embedder)  # loads the language model: part of loading, not of the first prompt
         except (StoreError, ChaiError) as error:
             if options.embedder and isinstance(error, ChaiError):
                 raise
@@ -92,11 +94,11 @@ class Donors:
 
     def understand(self, prompts: Sequence[str]) -> list[Meaning]:
         """Entities and vectors of prompts; none if the cache cannot be used."""
-        return [] if self.trouble else understand(prompts, self.embedder)
+        return [] if self.trouble else understand(prompts, self.retriever.embedder)
 
     def namespace(self, look: Look) -> str:
         """Latents fit each other within a model, a size and a kind of prediction; vectors within an embedder."""
-        name = f"{self.files.fingerprint}/{self.embedder.name}"
+        name = f"{self.files.fingerprint}/{self.retriever.embedder.name}"
         return namespace(name, self.files.latent_shape(look), "flow", self.options.tenant)
 
     def meanings(self, namespace: str) -> list[Meaning]:
@@ -109,13 +111,17 @@ class Donors:
                 found.append(Meaning(entry.prompt, entry.entities, tuple(vectors)))
         return found
 
+    def wanted(self, meaning: Meaning) -> Meaning:
+        """What the method looks for: a method that goes by whole prompts does not ask for entities."""
+        return meaning if self.reuse.by_prompt is None else meaning.unnamed()
+
     def look_up(self, meaning: Meaning, look: Look) -> Lookup:
         """Entries that share something with the prompt, from their vectors alone.
 
         Raises:
             StoreError: the cache cannot be read.
         """
-        return self.retriever.find(self.namespace(look), meaning)
+        return self.retriever.find(self.namespace(look), self.wanted(meaning))
 
     def find(self, meaning: Meaning | None, look: Look, fast: Sequence[float]) -> Found:
         """The best entry whose latents are whole and fit.
@@ -125,21 +131,21 @@ class Donors:
         """
         if self.trouble or meaning is None:
             return Found(self.trouble)
-        if look.num_inference_steps <= self.reuse.fast_steps:
-            return Found(f"a hit takes {self.reuse.fast_steps} steps, and this takes no more")
+        if useless := self.reuse.useless(look.num_inference_steps):
+            return Found(useless)
         try:
             lookup = self.look_up(meaning, look)
             why = lookup.why
             for candidate in lookup.candidates:
                 try:
                     entry = self.store.entry(candidate.id)
-                    donor = self.donor(entry)
+                    donor = replace(self.donor(entry), similarity=candidate.similarity)
                 except KeyError:
                     why = "the donor's entry is damaged or gone"
                     continue
-                if self.reuse.fits(donor, fast):
+                why = self.reuse.unfit(donor, fast)
+                if not why:
                     return Found(lookup.why, donor, entry, candidate)
-                why = "the donor's entry does not hold the latents that these options read"
             return Found(why)
         except Exception as error:  # whatever is wrong with a cache, the video is rendered
             return Found(told(error))
@@ -155,7 +161,7 @@ class Donors:
         self.dense_seconds.setdefault(self.size(look), []).append(seconds)
         if why or meaning is None:
             return why
-        if look.num_inference_steps <= self.reuse.fast_steps:
+        if self.reuse.useless(look.num_inference_steps):
             return "too few steps to be a donor"
         size = (look.height, look.width, look.num_frames)
         schedule = {

@@ -175,7 +175,7 @@ class Renderer:
         if self.donors is None:
             return Dense(), None
         reuse, steps = self.donors.reuse, look.num_inference_steps
-        fast = self.sigmas(look, min(reuse.fast_steps, steps))
+        fast = self.sigmas(look, reuse.schedule(steps))
         found = Found("rendered to be a donor") if fresh else self.donors.find(meaning, look, fast)
         if found.donor:
             return reuse.hit(self.backbone, found.donor), found

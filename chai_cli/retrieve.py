@@ -36,6 +36,10 @@ class Meaning:
         rows = [vector.values for vector in self.vectors if vector.kind == ENTITY]
         return np.stack(rows) if rows else np.zeros((0, len(self.whole)), np.float32)
 
+    def unnamed(self) -> Meaning:
+        """The same prompt without its entities."""
+        return Meaning(self.prompt, (), tuple(vector for vector in self.vectors if vector.kind == PROMPT))
+
     @cached_property
     def whole(self) -> np.ndarray:
         """The prompt's unit vector [D]."""

@@ -146,8 +146,66 @@ def test_every_way_of_reuse_makes_a_video_of_its_own(reuse: Reuse, tmp_path: Pat
 def test_show_repeats_the_reuse_options(reuse: Reuse, chai: Callable[..., Result], tmp_path: Path) -> None:
     reuse([RED], "--metadata", "--match", "sigma")
     said = chai("show", tmp_path / "out" / "0001-a-red-ball-on-a-snowy-field.mp4").stdout
-    assert "--method chai" in said
-    assert "--fast-steps 2 --match sigma --cache-steps 2 --cache-blocks 1 --cache-mode replace --cache-sides both" in said
+    assert "--method chai:fast-steps=2,match=sigma,steps=2,blocks=1,mode=replace,sides=both" in said
+
+
+@pytest.fixture
+def nirvana(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> Reuse:
+    """As `reuse`, with latents to start from."""
+
+    def run(prompts: list[str], *options: str | Path, method: str = "nirvana", out: str = "out") -> Result:
+        (tmp_path / "prompts.txt").write_text("\n".join(prompts), "utf-8")
+        size = ("--height", "64", "--width", "64", "--num-frames", "9", "--steps", "10", "--scheduler", "euler")
+        where = ("--out", tmp_path / out, "--cache", tmp_path / "cache", "--embedder", CLIP, "--model", tiny_folder)
+        return chai("gen", tmp_path / "prompts.txt", *where, *size, "--method", method, *options)
+
+    return run
+
+
+def test_a_hit_that_starts_from_its_own_trajectory_leaves_out_half_the_steps_and_gives_the_same_video(
+    nirvana: Reuse, tmp_path: Path
+) -> None:
+    nirvana([RED], "--cache-dtype", "float32", "--no-metadata")
+    nirvana([RED], "--cache-dtype", "float32", "--no-metadata", out="again")
+    row = rows_of(tmp_path / "again")[0]
+    assert (row["reuse"], row["steps"], row["method"]) == ("hit", 5, "nirvana")
+    assert row["calls_saved"] == 2 * 5
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "again")
+
+
+def test_a_method_that_goes_by_whole_prompts_asks_for_no_shared_entity(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana([RED, "a small red ball on a snowy field", BLUE])
+    first, *rest = rows_of(tmp_path / "out")
+    assert first["why"] == "the cache is empty"
+    for row in rest:
+        assert row["shared"] == []
+        assert ("alike" in row["why"]) == (row["reuse"] == "hit")
+    assert reused(tmp_path / "out") == ["miss", "hit", "miss"]
+
+
+def test_entries_of_one_method_are_no_donors_for_another_that_reads_other_latents(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana([RED], method="chai:fast-steps=4,steps=4", out="chai")
+    nirvana([RED], method="nirvana:source=clean")
+    assert reused(tmp_path / "out") == ["miss"]
+    assert "does not hold the latents" in rows_of(tmp_path / "out")[0]["why"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["nirvana:source=clean,start-sigma=0.8", "nirvana+chai:fast-steps=5,steps=3,match=sigma", "chai:steps=2/4,blocks=1/2"],
+)
+def test_show_repeats_any_method(nirvana: Reuse, chai: Callable[..., Result], tmp_path: Path, method: str) -> None:
+    from chai_cli.reuse import reuse_of
+
+    nirvana([RED], method=method)
+    said = chai("show", tmp_path / "out" / "0001-a-red-ball-on-a-snowy-field.mp4").stdout.split()
+    assert reuse_of(said[said.index("--method") + 1]) == reuse_of(method)
+
+
+def test_an_option_that_a_method_does_not_have_is_told(nirvana: Reuse) -> None:
+    result = nirvana([RED], "--cache-blocks", "1")
+    assert result.exit_code == 2
+    assert "nirvana has no option 'blocks'" in result.stderr
 
 
 def test_min_similarity_decides(reuse: Reuse, tmp_path: Path) -> None:
@@ -253,7 +311,7 @@ def test_without_an_embedder_all_renders_and_stderr_says_what_to_do(
         (("--cache-blocks", "9"), "blocks 1 to 2, not 9"),
         (("--cache-budget", "much"), "write it as 500MB"),
         (("--cache-budget", "0"), "write it as 500MB"),
-        (("--method", "magic"), "there is chai, dense"),
+        (("--method", "magic"), "there is chai, nirvana, dense"),
         (("--width", "60"), "multiples of"),
         (("--num-frames", "8"), "multiple of 4 plus 1"),
     ],

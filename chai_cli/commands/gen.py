@@ -49,10 +49,7 @@ def gen(
     scale: o.ScaleOption = None,
     method: Annotated[
         str,
-        typer.Option(
-            help="chai reuses what related prompts left in the cache; dense is plain full-step sampling.",
-            rich_help_panel=o.CACHE,
-        ),
+        typer.Option(help=o.METHOD_HELP, rich_help_panel=o.CACHE),
     ] = "chai",
     cache: o.CacheOption = None,
     cache_budget: o.BudgetOption = "1GB",
@@ -68,12 +65,12 @@ def gen(
     tenant: o.TenantOption = "",
     min_similarity: o.SimilarityOption = None,
     embedder: o.EmbedderOption = None,
-    fast_steps: o.FastStepsOption = 8,
-    match: o.MatchOption = o.Match.index,
-    cache_steps: o.CacheStepsOption = "2,3,4",
-    cache_blocks: o.CacheBlocksOption = "1",
-    cache_mode: o.CacheModeOption = o.CacheMode.replace,
-    cache_sides: o.CacheSidesOption = o.CacheSides.both,
+    fast_steps: o.FastStepsOption = None,
+    match: o.MatchOption = None,
+    cache_steps: o.CacheStepsOption = None,
+    cache_blocks: o.CacheBlocksOption = None,
+    cache_mode: o.CacheModeOption = None,
+    cache_sides: o.CacheSidesOption = None,
     model: o.ModelOption = "embedded",
     device: o.DeviceOption = None,
     dtype: o.DtypeOption = None,
@@ -93,13 +90,10 @@ def gen(
     from chai_cli import progress
     from chai_cli.backbones.base import Placement, find_record
     from chai_cli.batch import Batch, Options
-    from chai_cli.errors import ChaiError
-    from chai_cli.reuse import METHODS
 
-    if method not in METHODS:
-        raise ChaiError(f"no method named {method!r}; there is {', '.join(METHODS)}")
-    make = None if no_cache else METHODS[method]
-    reuse = o.reuse_of(make, fast_steps, match, cache_steps, cache_blocks, cache_mode, cache_sides)
+    reuse = o.method_of(method, fast_steps, match, cache_steps, cache_blocks, cache_mode, cache_sides)
+    if no_cache:
+        reuse = None
     caching = o.cache_options(cache, cache_budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, read_only_cache)
     settings = o.settings_of(
         negative_prompt=negative_prompt,
@@ -117,7 +111,9 @@ def gen(
         requests = [r for r in requests if r.index <= limit]
         bad = [b for b in bad if b.index <= limit]
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
-    options = Options(out, record, placement, reuse, method if reuse else "dense", scheduler, scale, metadata, overwrite)
+    options = Options(
+        out, record, placement, reuse, method.partition(":")[0] if reuse else "dense", scheduler, scale, metadata, overwrite
+    )
     console = Console(stderr=True)
     batch = Batch(options, progress.choose(console, quiet))
     if dry_run:

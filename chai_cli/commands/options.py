@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -135,20 +134,35 @@ EmbedderOption = Annotated[
         help="open_clip model that compares prompts: a name or a folder (default: the model's).", rich_help_panel=CACHE
     ),
 ]
-FastStepsOption = Annotated[int, typer.Option(min=1, help="Solver steps of a hit.", rich_help_panel=REUSE)]
+FastStepsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Solver steps of a hit (default: 8; nirvana: those of the request).", rich_help_panel=REUSE),
+]
 MatchOption = Annotated[
-    Match,
+    Match | None,
     typer.Option(
-        help="The donor's latents of the same step, of the nearest noise level, or its final ones.", rich_help_panel=REUSE
+        help="The donor's latents of the same step, of the nearest noise level, or its final ones (default: index).",
+        rich_help_panel=REUSE,
     ),
 ]
-CacheStepsOption = Annotated[str, typer.Option(help="Steps that read the donor, from 1.", rich_help_panel=REUSE)]
-CacheBlocksOption = Annotated[str, typer.Option(help="Blocks that read it, from 1.", rich_help_panel=REUSE)]
-CacheModeOption = Annotated[
-    CacheMode,
-    typer.Option(help="The donor's keys and values instead of the current ones, or beside them.", rich_help_panel=REUSE),
+CacheStepsOption = Annotated[
+    str | None, typer.Option(help="Steps that read the donor, from 1 (default: 2,3,4).", rich_help_panel=REUSE)
 ]
-CacheSidesOption = Annotated[CacheSides, typer.Option(help="Sides of guidance that read it.", rich_help_panel=REUSE)]
+CacheBlocksOption = Annotated[str | None, typer.Option(help="Blocks that read it, from 1 (default: 1).", rich_help_panel=REUSE)]
+CacheModeOption = Annotated[
+    CacheMode | None,
+    typer.Option(
+        help="The donor's keys and values instead of the current ones, or beside them (default: replace).",
+        rich_help_panel=REUSE,
+    ),
+]
+CacheSidesOption = Annotated[
+    CacheSides | None, typer.Option(help="Sides of guidance that read it (default: both).", rich_help_panel=REUSE)
+]
+METHOD_HELP = (
+    "chai attends to what related prompts left in the cache, nirvana starts from it, dense is plain full-step sampling. "
+    "Options of a method may stand behind it: nirvana:source=clean."
+)
 
 
 def interrupt(signum: int, frame: object) -> NoReturn:
@@ -195,24 +209,27 @@ def requests_of(prompts: str, settings: Settings) -> tuple[list[Request], list[B
     return requests, bad
 
 
-def reuse_of(
-    make: Callable[..., Reuse] | None,
-    fast_steps: int,
-    match: Match,
-    steps: str,
-    blocks: str,
-    mode: CacheMode,
-    sides: CacheSides,
+def method_of(
+    method: str,
+    fast_steps: int | None,
+    match: Match | None,
+    steps: str | None,
+    blocks: str | None,
+    mode: CacheMode | None = None,
+    sides: CacheSides | None = None,
 ) -> Reuse | None:
-    """The options of a method; None for one that reuses nothing."""
-    return make and make(
-        fast_steps=fast_steps,
-        match=match.value,
-        steps=numbers("--cache-steps", steps),
-        blocks=numbers("--cache-blocks", blocks),
-        mode=mode.value,
-        sides=sides.value,
-    )
+    """The method of a command line; None for one that reuses nothing."""
+    from chai_cli.reuse import DENSE, reuse_of
+
+    given = {
+        "fast_steps": fast_steps,
+        "match": match and match.value,
+        "steps": steps and numbers("--cache-steps", steps),
+        "blocks": blocks and numbers("--cache-blocks", blocks),
+        "mode": mode and mode.value,
+        "sides": sides and sides.value,
+    }
+    return reuse_of(method, {} if method == DENSE else given)
 
 
 def cache_options(

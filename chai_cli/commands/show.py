@@ -11,7 +11,6 @@ import typer
 
 OPTIONS = (
     "model",
-    "method",
     "num_inference_steps",
     "scheduler",
     "guidance_scale",
@@ -25,8 +24,6 @@ OPTIONS = (
     "dtype",
 )
 
-REUSE = {"steps": "--cache-steps", "blocks": "--cache-blocks", "mode": "--cache-mode", "sides": "--cache-sides"}
-
 
 def command(comment: dict[str, Any]) -> str:
     """A shell line that renders the same video again; the prompt goes in as one JSON line, whatever is in it.
@@ -38,13 +35,21 @@ def command(comment: dict[str, Any]) -> str:
         value = comment.get(name)
         if value not in (None, "", "default"):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    for name, value in comment.get("reuse", {}).items():
-        listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        words += [REUSE.get(name, f"--{name.replace('_', '-')}"), listed]
+    if "method" in comment:
+        words += ["--method", spec(comment["method"], comment.get("reuse", {}))]
     for lora in comment.get("lora", []):
         words += ["--lora", lora]
     prompt = json_module.dumps({"prompt": comment["prompt"]}, ensure_ascii=False)
     return f"printf '%s\\n' {shlex.quote(prompt)} | {shlex.join(words)}"
+
+
+def spec(method: str, options: dict[str, Any]) -> str:
+    """A method with all its options, as `chai_cli.reuse.reuse_of` reads it."""
+    if "first" in options:  # of two methods; an option that both have is the first one's
+        options = {**options["second"], **options["first"]}
+    told = {key: "/".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
+    words = ",".join(f"{key.replace('_', '-')}={value}" for key, value in told.items() if value is not None)
+    return f"{method}:{words}" if words else method
 
 
 def show(

@@ -46,10 +46,11 @@ def warm(
     tenant: o.TenantOption = "",
     min_similarity: o.SimilarityOption = None,
     embedder: o.EmbedderOption = None,
-    fast_steps: o.FastStepsOption = 8,
-    match: o.MatchOption = o.Match.index,
-    cache_steps: o.CacheStepsOption = "2,3,4",
-    cache_blocks: o.CacheBlocksOption = "1",
+    method: Annotated[str, typer.Option(help="What the donors are for, as in `chai gen`.", rich_help_panel=o.CACHE)] = "chai",
+    fast_steps: o.FastStepsOption = None,
+    match: o.MatchOption = None,
+    cache_steps: o.CacheStepsOption = None,
+    cache_blocks: o.CacheBlocksOption = None,
     model: o.ModelOption = "embedded",
     device: o.DeviceOption = None,
     dtype: o.DtypeOption = None,
@@ -69,7 +70,6 @@ def warm(
     from chai_cli.backbones.base import Placement, find_record, load, read_files
     from chai_cli.donors import Donors
     from chai_cli.errors import ChaiError
-    from chai_cli.reuse import METHODS
 
     settings = o.settings_of(
         negative_prompt=negative_prompt,
@@ -81,8 +81,9 @@ def warm(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
-    reuse = o.reuse_of(METHODS["chai"], fast_steps, match, cache_steps, cache_blocks, o.CacheMode.replace, o.CacheSides.both)
-    assert reuse is not None
+    reuse = o.method_of(method, fast_steps, match, cache_steps, cache_blocks)
+    if reuse is None:
+        raise ChaiError(f"--method {method} reuses nothing and needs no donors")
     caching = o.cache_options(cache, budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, False)
     record = find_record(model)
     requests, bad = o.requests_of(prompts, settings)

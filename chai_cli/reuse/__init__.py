@@ -2,17 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from chai_cli.errors import ChaiError
 from chai_cli.reuse.base import Reuse
 
+DENSE = "dense"  # reuses nothing
+# The class of a method's options, imported when it is asked for.
+METHODS = {
+    "chai": "chai_cli.reuse.cache_attention:CacheAttentionOptions",
+    "nirvana": "chai_cli.reuse.trajectory:TrajectoryOptions",
+}
 
-def chai(**options: Any) -> Reuse:
-    from chai_cli.reuse.cache_attention import CacheAttentionOptions
 
-    return CacheAttentionOptions(**options)
+def reuse_of(spec: str, given: Mapping[str, Any] | None = None) -> Reuse | None:
+    """A method with its options; None for `dense`.
+
+    Args:
+        spec: A name, `chai`, or with options behind a colon, `chai:match=sigma,steps=1/2/3`; two names with a plus between them
+            start as the first says and do around each step what the second says, `nirvana+chai`. An option goes to those that have it.
+        given: More options, by name; None stands for one that was not given.
+
+    Raises:
+        ChaiError: no such method or option, or a value that it cannot have.
+    """
+    named, _, told = spec.partition(":")
+    names = named.split("+")
+    for name in names:
+        if name not in METHODS and named != DENSE:
+            raise ChaiError(f"no method named {name!r}; there is {', '.join([*METHODS, DENSE])}")
+    written = [part.partition("=") for part in told.split(",") if part]
+    options = {key.strip().replace("-", "_"): value.strip() for key, _, value in written}
+    options |= {key: value for key, value in (given or {}).items() if value is not None and key not in options}
+    kinds = [] if named == DENSE else [options_class(name) for name in names]
+    taken = {field.name for kind in kinds for field in fields(kind)}
+    for key in options:
+        if key not in taken:
+            has = f"; it has {', '.join(sorted(taken))}" if taken else ""
+            raise ChaiError(f"{named} has no option {key!r}{has}")
+    made = [kind(**{key: converted(kind, key, options[key]) for key in named_fields(kind) & options.keys()}) for kind in kinds]
+    if len(made) > 2:
+        raise ChaiError(f"{named} is more than two methods; at most two go together")
+    if len(made) == 2:
+        from chai_cli.reuse.joint import JointOptions
+
+        return JointOptions(*made)
+    return made[0] if made else None
 
 
-# What makes a method's options; None for one that reuses nothing.
-METHODS: dict[str, Callable[..., Reuse] | None] = {"chai": chai, "dense": None}
+def options_class(name: str) -> Any:
+    module, kind = METHODS[name].split(":")
+    return getattr(importlib.import_module(module), kind)
+
+
+def named_fields(kind: Any) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def converted(kind: Any, key: str, value: Any) -> Any:
+    """A value in words as the kind that the option has."""
+    if not isinstance(value, str):
+        return value
+    hint = typing.get_type_hints(kind)[key]
+    if isinstance(hint, types.UnionType):
+        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    try:
+        if typing.get_origin(hint) is tuple:
+            return tuple(sorted({int(part) for part in value.split("/")}))
+        return hint(value)
+    except ValueError:
+        wanted = (
+            "whole numbers such as 2/3/4" if typing.get_origin(hint) is tuple else {int: "a whole number"}.get(hint, "a number")
+        )
+        raise ChaiError(f"{key} must be {wanted}, not {value!r}") from None

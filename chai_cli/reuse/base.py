@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from chai_cli.backbones.base import Backbone, Look
 
 
+OTHER_LATENTS = "the donor's entry does not hold the latents that these options read"
+SIGMA_TOLERANCE = 0.05  # how far from a step's noise level a donor's latents may be and still count as of that level
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which steps run and which latents are kept.
@@ -47,19 +51,26 @@ class Donor:
         steps: Latents as they entered some steps (from 0) of its run, [1, C, T, H, W].
         sigmas: Their noise levels, by step.
         clean: The finished latents, where they were kept.
+        similarity: Cosine of its prompt and the request's.
     """
 
     steps: Mapping[int, Tensor] = field(default_factory=dict)
     sigmas: Mapping[int, float] = field(default_factory=dict)
     clean: Tensor | None = None
+    similarity: float = 1.0
+
+    def nearest(self, sigma: float) -> int | None:
+        """The kept step whose noise level is nearest; None if that is farther than `SIGMA_TOLERANCE`."""
+        best = min(self.sigmas, key=lambda step: abs(self.sigmas[step] - sigma), default=None)
+        return None if best is None or abs(self.sigmas[best] - sigma) > SIGMA_TOLERANCE else best
 
 
 class Reuse(Protocol):
     """How a method reuses: its options, chosen for a whole run."""
 
     @property
-    def fast_steps(self) -> int:
-        """Solver steps of a hit."""
+    def by_prompt(self) -> float | None:
+        """The cosine from which whole prompts count as related; None for methods whose donors share an entity."""
 
     @property
     def keeps_clean(self) -> bool:
@@ -69,6 +80,12 @@ class Reuse(Protocol):
     def latents_kept(self) -> int:
         """How many latents an entry holds, at most."""
 
+    def schedule(self, steps: int) -> int:
+        """Solver steps of the schedule on which a hit runs (it may leave out the first ones), for a request of `steps`."""
+
+    def useless(self, steps: int) -> str:
+        """Why no hit could be faster than a dense run of `steps` steps; empty if it could."""
+
     def kept(self, dense: Sequence[float], fast: Sequence[float]) -> frozenset[int]:
         """The steps (from 0) of a dense run whose entering latents a hit will read.
 
@@ -76,8 +93,8 @@ class Reuse(Protocol):
             dense, fast: Sigmas of the two schedules, without the last 0.
         """
 
-    def fits(self, donor: Donor, fast: Sequence[float]) -> bool:
-        """Whether the donor has all that a hit on this schedule reads."""
+    def unfit(self, donor: Donor, fast: Sequence[float]) -> str:
+        """Why a hit on this schedule cannot use the donor; empty if it can."""
 
     def check(self, backbone: Backbone) -> None:
         """Raises ChaiError if the model cannot be rendered with these options."""

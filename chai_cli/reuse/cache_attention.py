@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from chai_cli.errors import ChaiError
-from chai_cli.reuse.base import Donor, Plan, Step
+from chai_cli.reuse.base import OTHER_LATENTS, Donor, Plan, Step
 
 if TYPE_CHECKING:
     from diffusers.hooks.hooks import CacheContext
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MATCHES = ("index", "sigma", "final")
 MODES = ("replace", "append")
 SIDES = ("cond", "both")
-SIGMA_TOLERANCE = 0.05  # how far from a step's noise level a donor's latents may be and still count as of that level
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,22 @@ class CacheAttentionOptions:
                 raise ChaiError(f"{name} of Cache Attention are numbers from 1, such as 2,3,4, not {getattr(self, name)}")
 
     @property
+    def by_prompt(self) -> None:
+        return None
+
+    @property
     def keeps_clean(self) -> bool:
         return self.match == "final"
 
     @property
     def latents_kept(self) -> int:
         return 1 if self.match == "final" else len(self.steps)
+
+    def schedule(self, steps: int) -> int:
+        return min(self.fast_steps, steps)
+
+    def useless(self, steps: int) -> str:
+        return f"a hit takes {self.fast_steps} steps, and this takes no more" if steps <= self.fast_steps else ""
 
     def kept(self, dense: Sequence[float], fast: Sequence[float]) -> frozenset[int]:
         if self.match == "final":
@@ -72,13 +81,9 @@ class CacheAttentionOptions:
             wanted = [min(range(len(dense)), key=lambda i: abs(dense[i] - fast[step])) for step in wanted]
         return frozenset(step for step in wanted if step < len(dense))
 
-    def fits(self, donor: Donor, fast: Sequence[float]) -> bool:
+    def unfit(self, donor: Donor, fast: Sequence[float]) -> str:
         read = [step - 1 for step in self.steps if step <= len(fast)]
-        if any(self.latents(donor, step, fast[step]) is None for step in read):
-            return False
-        return self.match != "sigma" or all(
-            min(abs(kept - fast[step]) for kept in donor.sigmas.values()) <= SIGMA_TOLERANCE for step in read
-        )
+        return OTHER_LATENTS if any(self.latents(donor, step, fast[step]) is None for step in read) else ""
 
     def check(self, backbone: Backbone) -> None:
         from chai_cli.attention import check_blocks, sites_of
@@ -97,7 +102,7 @@ class CacheAttentionOptions:
             return donor.clean
         if self.match == "index":
             return donor.steps.get(step)
-        nearest = min(donor.sigmas, key=lambda kept: abs(donor.sigmas[kept] - sigma), default=None)
+        nearest = donor.nearest(sigma)
         return None if nearest is None else donor.steps[nearest]
 
 
@@ -115,7 +120,7 @@ class CacheAttention:
         self.options = options
 
     def plan(self, look: Look) -> Plan:
-        return Plan(min(self.options.fast_steps, look.num_inference_steps))
+        return Plan(self.options.schedule(look.num_inference_steps))
 
     def start(self, noise: Tensor, plan: Plan) -> Tensor:
         return noise
