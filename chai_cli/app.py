@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chai_cli.commands import cache, gen, models, show, stats, warm
+from chai_cli.commands import bench, cache, gen, models, show, stats, warm
 from chai_cli.errors import ChaiError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("gen", epilog=gen.EXAMPLES)(gen.gen)
 cache.app.command("warm", epilog=warm.EXAMPLES)(warm.warm)
 app.add_typer(cache.app, name="cache")
 app.command("stats")(stats.stats)
+app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.command("show")(show.show)
 app.command("models")(models.models)
 

@@ -170,22 +170,31 @@ def load_embedder(spec: str, device: str = "cpu") -> Embedder:
     Raises:
         ChaiError: unknown name, files missing or broken, weights not on this disk and the hub out of reach, or no such device.
     """
-    folder = Path(spec.removeprefix("local-dir:")).expanduser()
+    name, model, tokenizer = load_towers(spec)
     unknown: Unknown | None = None
     similarity = (SIMILARITY, PROMPT_SIMILARITY)
-    if spec.startswith("local-dir:") or folder.is_dir():
-        name = f"open_clip:{digest(folder)}"
-        model, tokenizer = load_folder(folder)
-        if folder.resolve() == EMBEDDED.resolve():
-            similarity, unknown = (EMBEDDED_SIMILARITY, EMBEDDED_PROMPT_SIMILARITY), unknown_words
-    else:
-        name, model, tokenizer = load_named(spec)
+    if folder_of(spec) == EMBEDDED.resolve():
+        similarity, unknown = (EMBEDDED_SIMILARITY, EMBEDDED_PROMPT_SIMILARITY), unknown_words
     del model.visual  # only text is read
     try:
         model = model.eval().requires_grad_(False).to(device)
     except (RuntimeError, AssertionError) as error:
         raise ChaiError(f"the embedder cannot run on {device!r} ({first_line(error)}): give another --device") from None
     return Embedder(model, tokenizer, name, device, similarity, unknown)
+
+
+def folder_of(spec: str) -> Path | None:
+    """The folder that an embedder's name means, if it means one."""
+    folder = Path(spec.removeprefix("local-dir:")).expanduser()
+    return folder.resolve() if spec.startswith("local-dir:") or folder.is_dir() else None
+
+
+def load_towers(spec: str) -> tuple[str, Any, Any]:
+    """Name, model with both towers, and tokenizer; `spec` and errors as of `load_embedder`."""
+    folder = folder_of(spec)
+    if folder is None:
+        return load_named(spec)
+    return f"open_clip:{digest(folder)}", *load_folder(folder)
 
 
 def digest(folder: Path) -> str:

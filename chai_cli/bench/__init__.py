@@ -1,0 +1,1 @@
+"""`chai bench`: methods side by side on the same requests, and beside plain sampling with fewer steps."""

@@ -1,0 +1,84 @@
+"""The rows of a bench: methods with their options, plain sampling with fewer steps, in-request caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chai_cli.errors import ChaiError
+from chai_cli.reuse import DENSE, METHODS, reuse_of
+from chai_cli.reuse.base import Reuse
+
+if TYPE_CHECKING:
+    from chai_cli.bench.peers import Peer
+
+FRONTIER_STEPS = (1, 2, 3, 4, 6, 8, 12, 16)
+SCHEDULERS = ("euler", "unipc")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of rendering every request.
+
+    Attributes:
+        label: As it was asked for: the row's name in tables and files.
+        steps: Solver steps of the schedule; None for the request's own.
+        scheduler: None for the request's own.
+        reuse: What a hit does; None for plain sampling.
+        peer: An in-request cache around plain sampling.
+    """
+
+    label: str
+    steps: int | None = None
+    scheduler: str | None = None
+    reuse: Reuse | None = None
+    peer: Peer | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.reuse is None and self.peer is None
+
+
+def row_of(spec: str) -> Row:
+    """`chai:match=sigma`, `nirvana`, `dense:steps=8,scheduler=euler`, `first-block:threshold=0.1`.
+
+    `scheduler` goes with every row, `steps` with plain sampling and in-request caches (Cache Attention's own `steps` are those
+    that read the donor).
+
+    Raises:
+        ChaiError: no such method, option or value.
+    """
+    named, _, told = spec.partition(":")
+    parts = dict(part.partition("=")[::2] for part in told.split(",") if part)
+    scheduler = parts.pop("scheduler", None)
+    if scheduler is not None and scheduler not in SCHEDULERS:
+        raise ChaiError(f"{spec}: the scheduler is one of {', '.join(SCHEDULERS)}, not {scheduler!r}")
+    reuses = all(name in METHODS for name in named.split("+"))
+    steps = None if reuses else parts.pop("steps", None)
+    if steps is not None and not (steps.isdecimal() and int(steps) > 0):
+        raise ChaiError(f"{spec}: steps must be a whole number from 1, not {steps!r}")
+    rest = named + (":" + ",".join(f"{key}={value}" for key, value in parts.items()) if parts else "")
+    row = Row(spec, None if steps is None else int(steps), scheduler)
+    if named == DENSE or reuses:
+        return Row(row.label, row.steps, row.scheduler, reuse_of(rest))
+    from chai_cli.bench.peers import PEERS, peer_of
+
+    if named not in PEERS:
+        raise ChaiError(f"no method named {named!r}; there is {', '.join([*METHODS, DENSE, *PEERS])}")
+    return Row(row.label, row.steps, row.scheduler, None, peer_of(rest))
+
+
+def frontier(full: int, own: str, steps: Sequence[int] = FRONTIER_STEPS) -> list[Row]:
+    """Plain sampling at few to full steps with every solver, except what the reference is already.
+
+    Args:
+        own: The model's own solver, which the reference uses.
+    """
+    counts = [*(count for count in steps if count < full), full]
+    return [
+        Row(f"dense:steps={count},scheduler={scheduler}", count, scheduler)
+        for scheduler in SCHEDULERS
+        for count in counts
+        if (count, scheduler) != (full, own)
+    ]
