@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chai_cli.app import app
-from chai_cli.backbones.base import Backbone, Look, Placement, find_record, load
+from chai_cli.backbones.base import Backbone, Look, Placement, find_record, load, resolve
 from chai_cli.bench import output
-from chai_cli.bench.fidelity import Critic, critic_for, flicker, psnr
+from chai_cli.bench.fidelity import Critic, Seen, critic_for, flicker, psnr
+from chai_cli.bench.gates import changes, gates
 from chai_cli.bench.rows import Row, frontier, row_of
-from chai_cli.bench.run import Bench, Measurement, open_folder
+from chai_cli.bench.run import Bench, Measurement, keep_video, open_folder
 from chai_cli.bench.statistics import Frontier, Setting, interval, upper_bound
 from chai_cli.bench.summary import Difference, Summary, Table
 from chai_cli.bench.workload import Workload, WorldLaw, from_requests, value, words, world
@@ -311,6 +312,11 @@ def test_requests_of_the_hits_policy_are_changes_of_its_donors() -> None:
     assert not donors & {case.settings.seed for case in work.cases}
 
 
+def test_more_requests_than_the_world_has_are_told() -> None:
+    with pytest.raises(ChaiError, match=r"there are only \d+ such requests; give a smaller --count, or more --donors"):
+        world(5000, "hits", 1)
+
+
 def test_the_first_prompts_of_a_file_are_its_donors() -> None:
     requests = [Request(i, i, f"prompt {i}", Settings(seed=i)) for i in range(5)]
     work = from_requests("mine.txt", requests, "warm", 2)
@@ -387,3 +393,58 @@ def test_measurements_of_another_version_are_done_again(tmp_path: Path) -> None:
         json.dumps({**vars(good), "extra": 1}) + "\n" + json.dumps(vars(replace(good, case=1))) + "\n"
     )
     assert list(read_measurements(tmp_path / "m.jsonl")) == [("dense", 1)]
+
+
+def planted_table(known: Sequence[float], losses: Sequence[bool]) -> Table:
+    """Hits of a row whose losses are given; dense shows everything."""
+    work = world(len(known), "hits", 64)
+    made = {}
+    for i, case in enumerate(work.cases):
+        assert case.scene
+        thing = asdict(case.scene.things[0])
+        wrong = thing | {"colour": "red" if thing["colour"] != "red" else "blue"}
+        for label in ("dense", "chai"):
+            shown = wrong if label == "chai" and losses[i] else thing
+            seen = asdict(Seen(0.2, 30.0, 0.9, 1.0, {"background": case.scene.background, "things": [shown]}))
+            one = Measurement(label, i, hit=label == "chai", donor=0, seconds={"denoise": 1.0}, seen=seen, calls=16)
+            made[label, i] = replace(one, similarity=known[i])
+    return Table(work, [row_of("dense"), row_of("chai")], made)
+
+
+def test_a_gate_on_what_predicts_losses_accepts_what_is_safe() -> None:
+    rng = np.random.default_rng(0)
+    known = rng.random(400)
+    found = {one.figure: one for one in gates(planted_table(list(known), list(known < 0.4)))}
+    similarity, combined = found["prompt similarity"], found["all of these"]
+    assert similarity.threshold == pytest.approx(0.4, abs=0.06)
+    assert similarity.unsafe <= 10
+    assert similarity.bound < 0.12
+    assert similarity.accepted > 100
+    assert combined.accepted > 100
+    assert found["coverage"].threshold is None
+    assert found["coverage"].accepted == 0
+
+
+def test_no_gate_is_found_where_losses_come_by_chance() -> None:
+    rng = np.random.default_rng(1)
+    found = gates(planted_table(list(rng.random(200)), list(rng.random(200) < 0.4)))
+    assert all(one.accepted < 30 for one in found)
+
+
+def test_losses_are_counted_by_what_differs() -> None:
+    table = planted_table([0.5] * 60, [True] * 60)
+    for change in changes(table):
+        assert (change.unsafe_if_differs, change.unsafe_if_same) == (change.differs, change.same)
+        assert change.differs + change.same == 60
+
+
+def test_kept_videos_have_their_prompts_beside_them(tmp_path: Path) -> None:
+    frames = np.zeros((5, 16, 16, 3), np.uint8)
+    look = resolve(find_record("embedded"), Settings(), None)
+    for index, prompt in enumerate(["a red ball", "ein grüner Würfel / 50 %"]):
+        keep_video(tmp_path, index, prompt, frames, look)
+    assert json.loads((tmp_path / "prompts.json").read_text()) == {
+        "0000.mp4": "a red ball",
+        "0001.mp4": "ein grüner Würfel / 50 %",
+    }
+    assert (tmp_path / "0001.mp4").stat().st_size > 500

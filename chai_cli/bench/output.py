@@ -12,6 +12,7 @@ from typing import Any
 
 from chai_cli.backbones.base import Backbone
 from chai_cli.batch import versions
+from chai_cli.bench.gates import changes, gates
 from chai_cli.bench.statistics import Frontier
 from chai_cli.bench.summary import Difference, Figures, Summary, Table
 from chai_cli.bench.workload import Workload
@@ -54,6 +55,8 @@ def document(table: Table, summaries: Sequence[Summary], backbone: Backbone) -> 
             {"prompt": table.workload.cases[i].prompt, "seed": table.workload.cases[i].settings.seed} for i in table.cases
         ],
         "rows": [one.json() for one in summaries],
+        "gates": [asdict(one) for one in gates(table)],
+        "changes": [asdict(one) for one in changes(table)],
         "scores": {
             one.label: [table.score(one.label, i) for i in table.cases] for one in summaries if not one.error and table.cases
         },

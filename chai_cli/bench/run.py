@@ -47,6 +47,7 @@ class Measurement:
     Attributes:
         case: Index of the request.
         donor: Index among the workload's donors, or of the earlier request -1 - index; None for a miss.
+        similarity, coverage: What retrieval knew of a hit, see `retrieve.Candidate`.
         shared: Entities that request and donor share, with their cosine.
         seconds: By part: text, retrieval, denoise, decode, write, store. Text and writing do not depend on the row; they are
             measured once for a request.
@@ -59,6 +60,7 @@ class Measurement:
     why: str = ""
     donor: int | None = None
     similarity: float = 0.0
+    coverage: float = 0.0
     shared: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     calls: int = 0
@@ -150,8 +152,7 @@ class Bench:
             if row.reuse is None:
                 continue
             row.reuse.check(self.backbone)
-            place = self.folder / "caches" / "".join(c if c.isalnum() or c in "-=." else "_" for c in row.label)
-            options = replace(self.caching, path=place, budget=UNLIMITED)
+            options = replace(self.caching, path=self.folder / "caches" / safe(row.label), budget=UNLIMITED)
             donors = Donors(self.backbone.record, self.backbone, row.reuse, options, str(self.backbone.device), self.embedder)
             if donors.trouble:
                 raise ChaiError(donors.trouble)
@@ -299,9 +300,7 @@ class Bench:
             memory = peak_mib(self.backbone.device)
             self.write_down(replace(made, seconds={**shared, **made.seconds}, seen=seen, peak_memory_mib=memory))
             if self.videos:
-                place = self.folder / "videos" / row.label.replace("/", "_").replace(":", "_")
-                place.mkdir(parents=True, exist_ok=True)
-                write_mp4(frames, place / f"{index:04d}.mp4", own.fps, enlargement(own.height, own.width), None)
+                keep_video(self.folder / "videos" / safe(row.label), index, case.prompt, frames, own)
 
     def render(
         self,
@@ -342,6 +341,7 @@ class Bench:
                 hit=True,
                 donor=self.place(found.entry.prompt, found.entry.seed),
                 similarity=round(found.candidate.similarity, 4),
+                coverage=round(found.candidate.coverage, 4),
                 shared=[asdict(pair) for pair in found.candidate.shared],
             )
             with self.part(seconds, "denoise"):
@@ -426,6 +426,20 @@ def load_run(path: Path, needs: frozenset[int]) -> tuple[Trajectory, dict[str, f
             return run, told["seconds"]
     except (OSError, KeyError, ValueError):
         return None
+
+
+def safe(label: str) -> str:
+    """A row's label as a name of a folder."""
+    return "".join(c if c.isalnum() or c in "-=.+" else "_" for c in label)
+
+
+def keep_video(folder: Path, index: int, prompt: str, frames: np.ndarray, look: Look) -> None:
+    """An mp4, and its prompt in `prompts.json` beside it: VBench's custom input takes the folder and that file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    note, name = folder / "prompts.json", f"{index:04d}.mp4"
+    write_mp4(frames, folder / name, look.fps, enlargement(look.height, look.width), None)
+    prompts = json.loads(note.read_text()) if note.exists() else {}
+    note.write_text(json.dumps(prompts | {name: prompt}, ensure_ascii=False, indent=1))
 
 
 def reset_peak(device: torch.device) -> None:

@@ -14,6 +14,7 @@ from chai_cli.embedded.world import ATTRIBUTES, Scene, held_out, random_scene
 from chai_cli.errors import ChaiError
 from chai_cli.prompts import Request, Settings
 
+TRIES = 1000  # draws in a row that may fail
 POLICIES = ("cold", "warm", "hits")
 DONOR_SEEDS, REQUEST_SEEDS = 500_000, 1_000
 
@@ -103,9 +104,9 @@ def world(
     if policy != "cold":
         stream = subjects(rng, chosen, []) if policy == "warm" else fresh_scenes(rng)
         first = [next(stream) for _ in range(donors)]
-    later = subjects(rng, chosen if policy != "hits" else replace(chosen, fresh=0.0), first)
-    related = (scene for scene in later if policy != "hits" or any(shares(scene, donor) for donor in first))
-    scenes = list(itertools.islice(related, count))
+    hits = policy == "hits"
+    later = subjects(rng, replace(chosen, fresh=0.0) if hits else chosen, first, near=hits)
+    scenes = list(itertools.islice(later, count))
     words = np.random.default_rng([chosen.seed, 1])
 
     def case(scene: Scene, seed: int) -> Case:
@@ -125,25 +126,35 @@ def fresh_scenes(rng: np.random.Generator) -> Iterator[Scene]:
         yield random_scene(rng, 1, held=True)
 
 
-def subjects(rng: np.random.Generator, law: WorldLaw, earlier: list[Scene]) -> Iterator[Scene]:
-    """Scenes by the law, after some earlier ones."""
+def subjects(rng: np.random.Generator, law: WorldLaw, earlier: list[Scene], near: bool = False) -> Iterator[Scene]:
+    """Scenes by the law, after some earlier ones.
+
+    Args:
+        near: Only scenes that share their place or their object with one of the earlier.
+
+    Raises:
+        ChaiError: there are no more.
+    """
     roots = list(earlier)
     seen = {words(scene) for scene in earlier}
-    while True:
-        if not roots or rng.random() < law.fresh:
-            scene = random_scene(rng, 1, held=True)
-            if words(scene) in seen:
-                continue
-            roots.append(scene)
+    tries = 0
+    while tries < TRIES:
+        tries += 1
+        new = not roots or rng.random() < law.fresh
+        if new:
+            scene: Scene | None = random_scene(rng, 1, held=True)
         else:
             weights = np.arange(1, len(roots) + 1) ** -law.popularity
             root = roots[int(rng.choice(len(roots), p=weights / weights.sum()))]
-            found = changed(root, rng, 1 + int(rng.choice(3, p=law.changes)))
-            if found is None or words(found) in seen:
-                continue
-            scene = found
+            scene = changed(root, rng, 1 + int(rng.choice(3, p=law.changes)))
+        if scene is None or words(scene) in seen or (near and not any(shares(scene, donor) for donor in earlier)):
+            continue
+        tries = 0
         seen.add(words(scene))
+        if new:
+            roots.append(scene)
         yield scene
+    raise ChaiError(f"there are only {len(seen) - len(earlier)} such requests; give a smaller --count, or more --donors")
 
 
 def words(scene: Scene) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ def bench(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of tables.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print one table in Markdown instead.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Also print when reuse fails, and gates against it.")] = False,
     num_inference_steps: o.StepsOption = None,
     guidance_scale: o.GuidanceOption = None,
     negative_prompt: o.NegativeOption = "",
@@ -138,6 +139,7 @@ def bench(
         for line in bad:
             typer.echo(f"line {line.line}: {line.why}", err=True)
         work = w.from_requests(prompts, requests, policy.value, donors)
+    from chai_cli.bench import gates
     from chai_cli.bench.fidelity import critic_for
     from chai_cli.bench.rows import frontier, row_of
     from chai_cli.bench.run import REFERENCE, Bench, open_folder
@@ -181,6 +183,8 @@ def bench(
         typer.echo(output.markdown(table, summaries))
     else:
         output.print_tables(table, summaries)
+    if why:
+        typer.echo("\n" + gates.words(gates.gates(table), gates.changes(table)))
     try:
         pictures = output.plots(table, summaries, out) if table.cases else []
     except ChaiError as error:
