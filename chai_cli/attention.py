@@ -28,7 +28,7 @@ class Source:
 
     Attributes:
         block: The transformer block that holds the site.
-        tokens: The donor as it enters that block [B, N, D].
+        tokens: The donor as it enters that block [B, N, D]; several donors of one request are [K, N, D].
         conditioning: What the model modulates the block with, at the current step.
     """
 
@@ -92,12 +92,14 @@ class StepHook(ModelHook):  # type: ignore[misc]
         found = self.pick(self.state_manager.context)
         if found is not None:
             latents = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            if found.shape[1:] != latents.shape[1:] or found.shape[0] not in (1, latents.shape[0]):
+            several = latents.shape[0] == 1  # donors for one request
+            if found.shape[1:] != latents.shape[1:] or not (several or found.shape[0] in (1, latents.shape[0])):
                 raise ChaiError(
                     f"the donor's latents are {list(found.shape)}, this render's {list(latents.shape)}: "
                     "Cache Attention needs the same size and number of frames"
                 )
-            self.context.latents = found.to(latents).expand_as(latents)
+            found = found.to(latents)
+            self.context.latents = found if several else found.expand_as(latents)
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
@@ -134,7 +136,8 @@ def injected(transformer: nn.Module, pick: Pick, blocks: Sequence[int], mode: st
     """Let the self-attention of some blocks read a donor for as long as the `with` block lasts.
 
     Args:
-        pick: Given the library's `CacheContext` (side, step index, sigma), the donor's latents [1, C, T, H, W] or None.
+        pick: Given the library's `CacheContext` (side, step index, sigma), the donor's latents [1, C, T, H, W], those of several
+            donors [K, C, T, H, W], or None.
         blocks: Places of the blocks, from 0. Beyond the first, the donor is taken through the blocks before.
         mode: `replace` the current keys and values, or `append` the donor's to them.
     """

@@ -22,7 +22,7 @@ class Event:
 
     Attributes:
         time: Seconds since the epoch.
-        kind: `hit`, `miss`, `stored` or `not stored`.
+        kind: `hit` or `miss`.
         size: Height, width (pixels) and frames.
         donor, donor_prompt: Of a hit: the entry and its prompt.
         seconds: The whole render.

@@ -16,7 +16,7 @@ from chai_cli.backbones.base import Look, ModelFiles, ModelRecord
 from chai_cli.cache import Event
 from chai_cli.embed import Embedder, load_embedder
 from chai_cli.errors import ChaiError, first_line
-from chai_cli.retrieve import ENTITY, PROMPT, Candidate, Lookup, Meaning, Retriever, understand
+from chai_cli.retrieve import ENTITY, PROMPT, Candidate, Lookup, Meaning, Retriever, reason, understand
 from chai_cli.reuse.base import Donor, Reuse
 from store import Entry, LatentStore, StoreError, Vector, namespace
 
@@ -36,6 +36,7 @@ class CacheOptions:
         tenant: Entries of different tenants never meet.
         min_similarity: Cosine from which two entities count as the same; None for the embedder's own.
         embedder: An open_clip name or folder; None for the model's own.
+        min_coverage: Share of a prompt's entities that a donor must have, each as far as it is like.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class CacheOptions:
     tenant: str = ""
     min_similarity: float | None = None
     embedder: str | None = None
+    min_coverage: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Donors:
         try:
             len(self.store)
             embedder = self.embedder or load_embedder(options.embedder or self.record.embedder, self.device)
-            self.retriever = Retriever(self.store, embedder, options.min_similarity, self.reuse.by_prompt)
+            least = options.min_similarity, self.reuse.by_prompt, options.min_coverage
+            self.retriever = Retriever(self.store, embedder, *least)
             understand(["a prompt"], embedder)  # loads the language model: part of loading, not of the first prompt
         except (StoreError, ChaiError) as error:
             if options.embedder and isinstance(error, ChaiError):
@@ -135,7 +138,7 @@ class Donors:
             return Found(useless)
         try:
             lookup = self.look_up(meaning, look)
-            why = lookup.why
+            why, found, others = lookup.why, None, []
             for candidate in lookup.candidates:
                 try:
                     entry = self.store.entry(candidate.id)
@@ -144,9 +147,17 @@ class Donors:
                     why = "the donor's entry is damaged or gone"
                     continue
                 why = self.reuse.unfit(donor, fast)
-                if not why:
-                    return Found(lookup.why, donor, entry, candidate)
-            return Found(why)
+                if why:
+                    continue
+                if found is None:
+                    found = Found(reason(candidate), donor, entry, candidate)
+                else:
+                    others.append(donor)
+                if len(others) + 1 == self.reuse.donors:
+                    break
+            if found is None or found.donor is None:
+                return Found(why)
+            return replace(found, donor=replace(found.donor, others=tuple(others)))
         except Exception as error:  # whatever is wrong with a cache, the video is rendered
             return Found(told(error))
 

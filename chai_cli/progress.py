@@ -57,11 +57,14 @@ class Lines(Quiet):
     """One line for each video, with the time that is left."""
 
     def start(self, total: int) -> None:
-        self.total, self.done, self.began = total, 0, time.monotonic()
+        self.total, self.done, self.began = total, 0, 0.0
+
+    def begin(self, name: str) -> None:
+        self.began = self.began or time.monotonic()  # loading is not what a video takes
 
     def end(self, row: Row) -> None:
         self.done += 1
-        left = (time.monotonic() - self.began) / self.done * (self.total - self.done)
+        left = (time.monotonic() - (self.began or time.monotonic())) / self.done * (self.total - self.done)
         label = row.file or f"line {row.index}"
         self.note(f"[{self.done}/{self.total}, {left:.0f} s left] {label} {outcome(row)}")
 

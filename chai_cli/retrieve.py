@@ -117,12 +117,13 @@ def understand(prompts: Sequence[str], embedder: Embedder) -> list[Meaning]:
 class Retriever:
     """Finds donors in a store.
 
-    An entry is accepted when it has at least one of the request's entities, or, for a request that names none, when the whole
-    prompts are similar enough. Accepted entries are ranked by `Candidate.score`; of equal ones the newest comes first.
+    An entry is accepted when it has at least one of the request's entities and covers enough of them, or, for a request that names
+    none, when the whole prompts are similar enough. Accepted entries are ranked by `Candidate.score`; of equal ones the newest comes first.
 
     Args:
         min_similarity: Cosine from which two entities are the same; the embedder's own by default.
         min_prompt_similarity: Cosine from which two whole prompts are; the embedder's own by default.
+        min_coverage: Least `Candidate.coverage`.
     """
 
     def __init__(
@@ -131,9 +132,11 @@ class Retriever:
         embedder: Embedder,
         min_similarity: float | None = None,
         min_prompt_similarity: float | None = None,
+        min_coverage: float = 0.0,
     ) -> None:
         self.store = store
         self.embedder = embedder
+        self.min_coverage = min_coverage
         self.min_similarity = embedder.min_similarity if min_similarity is None else min_similarity
         self.min_prompt_similarity = embedder.min_prompt_similarity if min_prompt_similarity is None else min_prompt_similarity
 
@@ -150,13 +153,17 @@ class Retriever:
         level = self.min_similarity - ROUNDING
         covering = [[match for match in matches if match.similarity >= level] for matches in near]
         ids = likely(covering, alike, max(SCORED, limit))
-        candidates = [c for c in self.score(namespace, meaning, ids) if self.accepts(c, meaning)]
+        scored = self.score(namespace, meaning, ids)
+        candidates = [c for c in scored if self.accepts(c, meaning)]
         candidates.sort(key=lambda candidate: -candidate.score)  # stable: newest first among equals
         if candidates:
             return Lookup(tuple(candidates[:limit]), reason(candidates[0]))
         if not meaning.entities:
             nearest = alike[0].similarity if alike else 0.0
             return Lookup((), f"the prompt names no entity; nearest prompt: {nearest:.2f} < {self.min_prompt_similarity:.2f}")
+        most = max((candidate.coverage for candidate in scored), default=0.0)
+        if most > 0:
+            return Lookup((), f"the best donor covers {most:.2f} of the prompt's entities < {self.min_coverage:.2f}")
         found = [(matches[0], entity) for matches, entity in zip(near, meaning.entities, strict=True) if matches]
         if not found:
             return Lookup((), "no cached prompt names an entity")
@@ -165,7 +172,7 @@ class Retriever:
 
     def accepts(self, candidate: Candidate, meaning: Meaning) -> bool:
         if meaning.entities:
-            return bool(candidate.shared)
+            return bool(candidate.shared) and candidate.coverage >= self.min_coverage - ROUNDING
         return candidate.similarity >= self.min_prompt_similarity - ROUNDING
 
     def score(self, namespace: str, meaning: Meaning, ids: Sequence[str]) -> list[Candidate]:
@@ -230,6 +237,7 @@ def choose_donors(
     budget_entries: int | None = None,
     already: Sequence[Meaning] = (),
     min_prompt_similarity: float = 1.0,
+    min_coverage: float = 0.0,
 ) -> Cover:
     """Prompts to render first, chosen greedily: each time the one that covers the most prompts not covered yet.
 
@@ -241,12 +249,13 @@ def choose_donors(
         limit, budget_entries: At most so many are chosen; the smaller counts.
         already: Prompts in the cache: what they cover needs no render.
         min_prompt_similarity: For prompts that name no entity; by default only the same prompt covers these.
+        min_coverage: As of `Retriever`.
     """
     count = len(meanings)
     if not count:
         return Cover()
     most = min([count, *(cap for cap in (limit, budget_entries) if cap is not None)])
-    thresholds = (min_similarity - ROUNDING, min_prompt_similarity - ROUNDING)
+    thresholds = (min_similarity - ROUNDING, min_prompt_similarity - ROUNDING, min_coverage)
     open_ = np.ones(count, bool)
     if already:
         open_ &= ~coverage(already, meanings, *thresholds).any(0)
@@ -264,21 +273,29 @@ def choose_donors(
     return Cover(cover.chosen, cover.gains, count - int(open_.sum()), count)
 
 
-def coverage(donors: Sequence[Meaning], requests: Sequence[Meaning], entity: float, prompt: float) -> np.ndarray:
-    """Whether each donor [rows] would be accepted for each request [columns], bool [N, M]."""
+def coverage(
+    donors: Sequence[Meaning], requests: Sequence[Meaning], entity: float, prompt: float, share: float = 0.0
+) -> np.ndarray:
+    """Whether each donor [rows] would be accepted for each request [columns], bool [N, M].
+
+    Args:
+        entity, prompt: Cosines from which entities, and whole prompts of requests without any, count as the same.
+        share: Least `Candidate.coverage`.
+    """
     kinds = {text: row for one in (*donors, *requests) for text, row in zip(one.entities, one.named, strict=True)}
     number = {text: i for i, text in enumerate(kinds)}
-    has = np.zeros((len(kinds), len(requests)), bool)  # entity of a request
-    for column, request in enumerate(requests):
-        has[[number[text] for text in request.entities], column] = True
-    reach = np.zeros_like(has)  # entity that is found in a request
-    matrix = np.stack(list(kinds.values())) if kinds else np.zeros((0, 1), np.float32)
-    for start in range(0, len(matrix), 1024):
-        for offset, near in enumerate(matrix[start : start + 1024] @ matrix.T >= entity):
-            reach[start + offset] = has[near].any(0)
     covers = np.zeros((len(donors), len(requests)), bool)
-    for row, donor in enumerate(donors):
-        covers[row] = reach[[number[text] for text in donor.entities]].any(0)
+    named = [column for column, request in enumerate(requests) if request.entities]
+    if named:
+        matrix = np.stack(list(kinds.values()))
+        listed = np.array([number[text] for column in named for text in requests[column].entities])
+        counts = np.array([len(requests[column].entities) for column in named])
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        for row, donor in enumerate(donors):
+            if donor.entities:
+                near = np.minimum(matrix[[number[text] for text in donor.entities]] @ matrix.T, 1).max(0)
+                total = np.add.reduceat(np.where(near >= entity, near, 0)[listed], starts)
+                covers[row, named] = (total > 0) & (total / counts >= share - ROUNDING)
     nameless = [column for column, request in enumerate(requests) if not request.entities]
     if nameless:
         wholes = np.stack([donor.whole for donor in donors])

@@ -72,7 +72,8 @@ def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, 
         similar = retriever.min_similarity, retriever.min_prompt_similarity
         room = max(1, donors.options.budget // entry_bytes(donors, group[0][1]))
         wanted = [donors.wanted(meaning) for meaning in meanings]
-        cover = choose_donors(wanted, similar[0], limit, room, [donors.wanted(one) for one in already], similar[1])
+        known = [donors.wanted(one) for one in already]
+        cover = choose_donors(wanted, similar[0], limit, room, known, similar[1], retriever.min_coverage)
         cached += cover.covered - sum(cover.gains)
         ranked += [(gain, (*group[place], meanings[place])) for place, gain in zip(cover.chosen, cover.gains, strict=True)]
     ranked.sort(key=lambda pair: -pair[0])

@@ -21,7 +21,7 @@ from chai_cli.backbones.base import Backbone, Look, Placement, find_record, load
 from chai_cli.bench import output
 from chai_cli.bench.fidelity import Critic, Seen, critic_for, flicker, psnr
 from chai_cli.bench.gates import changes, gates
-from chai_cli.bench.rows import Row, frontier, row_of
+from chai_cli.bench.rows import SETS, Row, frontier, row_of
 from chai_cli.bench.run import Bench, Measurement, keep_video, open_folder
 from chai_cli.bench.statistics import Frontier, Setting, interval, upper_bound
 from chai_cli.bench.summary import Difference, Summary, Table
@@ -362,6 +362,11 @@ def test_a_row_that_cannot_be_is_one_sentence(spec: str, said: str) -> None:
     assert said in str(told.value)
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_every_row_of_a_set_can_be(name: str) -> None:
+    assert [row_of(spec).label for spec in SETS[name]] == list(dict.fromkeys(SETS[name]))
+
+
 def test_two_methods_go_together() -> None:
     row = row_of("nirvana+chai:start-sigma=0.9,match=sigma,scheduler=euler")
     assert row.scheduler == "euler"
@@ -377,6 +382,7 @@ def test_two_methods_go_together() -> None:
         (("--model", "wan2.1-t2v-1.3b"), "give --prompts FILE"),
         (("--compare", "/none.json", "/none.json"), "cannot read /none.json"),
         (("--row", "magic"), "no method named"),
+        (("--set", "all"), "--set is one of published, variants, starts"),
     ],
 )
 def test_wrong_use_of_the_command_is_one_sentence(arguments: tuple[str, ...], said: str) -> None:

@@ -255,6 +255,15 @@ def test_a_prompt_without_entities_is_covered_by_its_like() -> None:
     assert choose_donors([], 0.9).chosen == []
 
 
+def test_who_must_cover_more_covers_fewer() -> None:
+    asked = [made("both", X, ball=X, field=Y), made("ball", X, ball=X), made("field", X, field=Y)]
+    assert choose_donors(asked, 0.9).covered == choose_donors(asked, 0.9, min_coverage=1.0).covered == 3
+    assert choose_donors(asked, 0.9).chosen == [0]
+    assert choose_donors(asked[1:], 0.9, min_coverage=1.0).chosen == [0, 1]
+    assert choose_donors([asked[1], asked[0]], 0.9, min_coverage=0.6).chosen == [1]
+    assert choose_donors([asked[1], asked[0]], 0.9, limit=1, already=[asked[2]], min_coverage=0.5).covered == 2
+
+
 def test_the_choice_is_what_the_retriever_then_finds(store: LatentStore, embedder: Embedder, put: Put) -> None:
     rng = np.random.default_rng(2)
     meanings = understand([caption(scene, rng)[0] for scene in itertools.islice(scenes(9), 80)], embedder)

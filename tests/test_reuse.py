@@ -202,6 +202,26 @@ def test_show_repeats_any_method(nirvana: Reuse, chai: Callable[..., Result], tm
     assert reuse_of(said[said.index("--method") + 1]) == reuse_of(method)
 
 
+def test_several_donors_are_read_where_there_are(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana([RED, "a blue star in a forest"], method="chai:fast-steps=4,donors=1", out="one")
+    nirvana([RELATED], "--read-only-cache", method="chai:fast-steps=4,donors=1", out="alone")
+    nirvana([RELATED], "--read-only-cache", method="chai:fast-steps=4,donors=3", out="three")
+    alone, three = (bytes_of(tmp_path / name) for name in ("alone", "three"))
+    assert reused(tmp_path / "one") == ["miss", "miss"]
+    assert reused(tmp_path / "alone") == reused(tmp_path / "three") == ["hit"]
+    assert alone != three
+
+
+def test_min_coverage_asks_for_more_than_one_shared_entity(reuse: Reuse, tmp_path: Path) -> None:
+    reuse([RED, RELATED], "--min-coverage", "0.6")
+    row = rows_of(tmp_path / "out")[1]
+    assert row["reuse"] == "miss"
+    assert row["why"].startswith("the best donor covers 0.5")
+    assert row["why"].endswith("of the prompt's entities < 0.60")
+    reuse([RED, RELATED], "--min-coverage", "0.45", "--tenant", "other", out="lenient")
+    assert reused(tmp_path / "lenient") == ["miss", "hit"]
+
+
 def test_an_option_that_a_method_does_not_have_is_told(nirvana: Reuse) -> None:
     result = nirvana([RED], "--cache-blocks", "1")
     assert result.exit_code == 2

@@ -37,7 +37,10 @@ class WanSites:
 
     def through(self, transformer: nn.Module, block: nn.Module, tokens: Tensor, conditioning: Any, latents: Tensor) -> Tensor:
         rotary = transformer.rope(latents)  # type: ignore[operator]
-        return block(tokens, conditioning[2], modulation(conditioning), rotary)
+        text = conditioning[2]
+        if text.shape[0] != tokens.shape[0]:  # several donors of one request
+            text = text.expand(tokens.shape[0], -1, -1)
+        return block(tokens, text, modulation(conditioning), rotary)
 
     def processor(self, own: Any, source: Source) -> Any:
         return CacheProcessor(own, source)
@@ -78,6 +81,8 @@ class CacheProcessor(WanAttnProcessor):  # type: ignore[misc]
         assert rotary_emb is not None
         query = heads(attn.norm_q(attn.to_q(hidden_states)), attn, rotary_emb)
         key, value = keys_and_values(attn, attention_input(self.source), rotary_emb)
+        if key.shape[0] > query.shape[0]:  # several donors, one behind the other
+            key, value = (x.flatten(0, 1).unsqueeze(0) for x in (key, value))
         if self.source.mode == "append":
             own_key, own_value = keys_and_values(attn, hidden_states, rotary_emb)
             key, value = torch.cat([own_key, key], 1), torch.cat([own_value, value], 1)

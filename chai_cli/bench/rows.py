@@ -15,6 +15,39 @@ if TYPE_CHECKING:
 
 FRONTIER_STEPS = (1, 2, 3, 4, 6, 8, 12, 16)
 SCHEDULERS = ("euler", "unipc")
+# Rows that answer one question each; `--set NAME` takes them all.
+SETS: dict[str, tuple[str, ...]] = {
+    # Does Cache Attention as published beat plain sampling in as few steps?
+    "published": tuple(f"chai:fast-steps={count}" for count in (2, 3, 4, 6, 8, 12)),
+    # Which of its forms is best?
+    "variants": (
+        "chai:fast-steps=4",
+        "chai:fast-steps=4,match=sigma",
+        "chai:fast-steps=4,match=final",
+        "chai:fast-steps=4,steps=1",
+        "chai:fast-steps=4,steps=2",
+        "chai:fast-steps=4,steps=1/2/3/4,match=sigma",
+        "chai:fast-steps=4,sides=cond",
+        "chai:fast-steps=4,blocks=2",
+        "chai:fast-steps=4,blocks=1/2/3/4,match=sigma",
+        "chai:fast-steps=4,mode=append",
+        "chai:fast-steps=4,mode=append,match=sigma",
+        "chai:fast-steps=4,mode=append,match=final",
+        "chai:fast-steps=4,mode=append,match=final,blocks=1/2/3/4",
+        "chai:fast-steps=4,mode=append,match=final,donors=3",
+        "chai:fast-steps=4,match=sigma,donors=3",
+    ),
+    # Starting from the donor, alone and together with attending to it.
+    "starts": (
+        "nirvana:scheduler=euler",
+        "nirvana:fast-steps=8,scheduler=euler",
+        "nirvana:fast-steps=8",
+        *(f"nirvana:fast-steps=6,start-sigma={sigma}" for sigma in (0.95, 0.9, 0.8, 0.7)),
+        *(f"nirvana:fast-steps=6,start-sigma={sigma},source=clean" for sigma in (0.95, 0.9, 0.8, 0.7)),
+        "nirvana+chai:fast-steps=6,start-sigma=0.9,source=clean,match=final,steps=2/3/4",
+        "nirvana+chai:fast-steps=6,start-sigma=0.9,match=sigma,steps=2/3/4",
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,10 @@ def bench(
             rich_help_panel=MEASURE,
         ),
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Rows that answer a question: published, variants or starts.", rich_help_panel=MEASURE),
+    ] = None,
     peers: Annotated[
         bool, typer.Option("--peers", help="Also the in-request caches of diffusers and cache-dit.", rich_help_panel=MEASURE)
     ] = False,
@@ -90,6 +94,7 @@ def bench(
     width: o.PixelsOption = None,
     num_frames: o.FramesOption = None,
     min_similarity: o.SimilarityOption = None,
+    min_coverage: o.CoverageOption = 0.0,
     embedder: o.EmbedderOption = None,
     cache_dtype: o.NumbersOption = o.Numbers.bfloat16,
     model: o.ModelOption = "embedded",
@@ -141,13 +146,17 @@ def bench(
         work = w.from_requests(prompts, requests, policy.value, donors)
     from chai_cli.bench import gates
     from chai_cli.bench.fidelity import critic_for
-    from chai_cli.bench.rows import frontier, row_of
+    from chai_cli.bench.rows import SETS, frontier, row_of
     from chai_cli.bench.run import REFERENCE, Bench, open_folder
     from chai_cli.bench.summary import Table
     from chai_cli.donors import CacheOptions
     from chai_cli.embed import load_embedder
 
-    specs = [REFERENCE, *(row or ROWS)]
+    specs = [REFERENCE, *(row or (() if set_ else ROWS))]
+    for name in set_ or ():
+        if name not in SETS:
+            raise ChaiError(f"--set is one of {', '.join(SETS)}, not {name!r}")
+        specs += SETS[name]
     if peers:
         from chai_cli.bench.peers import CURVES
 
@@ -161,9 +170,15 @@ def bench(
 
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
     backbone = load(record, placement)
-    open_folder(out, {"fingerprint": backbone.fingerprint, "workload": work.identity()}, overwrite)
     tower = embedder or record.embedder
-    caching = CacheOptions(out, numbers=cache_dtype.value, min_similarity=min_similarity, embedder=embedder)
+    open_folder(
+        out,
+        {"fingerprint": backbone.fingerprint, "workload": work.identity(), "retrieval": [tower, min_similarity, min_coverage]},
+        overwrite,
+    )
+    caching = CacheOptions(
+        out, numbers=cache_dtype.value, min_similarity=min_similarity, embedder=embedder, min_coverage=min_coverage
+    )
     critic = critic_for(prompts is None, tower, str(backbone.device))
     made = Bench(backbone, critic, load_embedder(tower, str(backbone.device)), work, rows, out, caching, say, videos)
     made.rows += frontier(settings.num_inference_steps or record.num_inference_steps, made.own_scheduler(), few)

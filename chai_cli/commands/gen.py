@@ -64,6 +64,7 @@ def gen(
     ] = False,
     tenant: o.TenantOption = "",
     min_similarity: o.SimilarityOption = None,
+    min_coverage: o.CoverageOption = 0.0,
     embedder: o.EmbedderOption = None,
     fast_steps: o.FastStepsOption = None,
     match: o.MatchOption = None,
@@ -94,7 +95,9 @@ def gen(
     reuse = o.method_of(method, fast_steps, match, cache_steps, cache_blocks, cache_mode, cache_sides)
     if no_cache:
         reuse = None
-    caching = o.cache_options(cache, cache_budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, read_only_cache)
+    caching = o.cache_options(
+        cache, cache_budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, read_only_cache, min_coverage
+    )
     settings = o.settings_of(
         negative_prompt=negative_prompt,
         seed=seed,

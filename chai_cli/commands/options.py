@@ -128,6 +128,10 @@ SimilarityOption = Annotated[
         min=-1, max=1, help="Cosine from which two entities are the same (default: the embedder's).", rich_help_panel=CACHE
     ),
 ]
+CoverageOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of a prompt's entities that a donor must have.", rich_help_panel=CACHE),
+]
 EmbedderOption = Annotated[
     str | None,
     typer.Option(
@@ -241,12 +245,13 @@ def cache_options(
     min_similarity: float | None,
     embedder: str | None,
     readonly: bool,
+    min_coverage: float,
 ) -> CacheOptions:
     from chai_cli.cache import folder, parse_bytes
     from chai_cli.donors import CacheOptions
 
     return CacheOptions(
-        folder(cache), parse_bytes(budget), policy.value, dtype.value, readonly, tenant, min_similarity, embedder
+        folder(cache), parse_bytes(budget), policy.value, dtype.value, readonly, tenant, min_similarity, embedder, min_coverage
     )
 
 

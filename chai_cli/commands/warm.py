@@ -45,6 +45,7 @@ def warm(
     cache_dtype: o.NumbersOption = o.Numbers.bfloat16,
     tenant: o.TenantOption = "",
     min_similarity: o.SimilarityOption = None,
+    min_coverage: o.CoverageOption = 0.0,
     embedder: o.EmbedderOption = None,
     method: Annotated[str, typer.Option(help="What the donors are for, as in `chai gen`.", rich_help_panel=o.CACHE)] = "chai",
     fast_steps: o.FastStepsOption = None,
@@ -84,7 +85,7 @@ def warm(
     reuse = o.method_of(method, fast_steps, match, cache_steps, cache_blocks)
     if reuse is None:
         raise ChaiError(f"--method {method} reuses nothing and needs no donors")
-    caching = o.cache_options(cache, budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, False)
+    caching = o.cache_options(cache, budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, False, min_coverage)
     record = find_record(model)
     requests, bad = o.requests_of(prompts, settings)
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))

@@ -52,12 +52,14 @@ class Donor:
         sigmas: Their noise levels, by step.
         clean: The finished latents, where they were kept.
         similarity: Cosine of its prompt and the request's.
+        others: Further donors, the next best, for a method that reads several.
     """
 
     steps: Mapping[int, Tensor] = field(default_factory=dict)
     sigmas: Mapping[int, float] = field(default_factory=dict)
     clean: Tensor | None = None
     similarity: float = 1.0
+    others: tuple[Donor, ...] = ()
 
     def nearest(self, sigma: float) -> int | None:
         """The kept step whose noise level is nearest; None if that is farther than `SIGMA_TOLERANCE`."""
@@ -71,6 +73,10 @@ class Reuse(Protocol):
     @property
     def by_prompt(self) -> float | None:
         """The cosine from which whole prompts count as related; None for methods whose donors share an entity."""
+
+    @property
+    def donors(self) -> int:
+        """How many donors a hit reads, at most."""
 
     @property
     def keeps_clean(self) -> bool:

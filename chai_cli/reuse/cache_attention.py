@@ -36,6 +36,7 @@ class CacheAttentionOptions:
         blocks: Blocks that read it.
         mode: `replace` the current keys and values, or `append` the donor's.
         sides: Read it on the conditional side of guidance only (`cond`), or on `both`.
+        donors: Attend to so many donors at once, at most: their keys and values one behind the other.
     """
 
     fast_steps: int = 8
@@ -44,13 +45,15 @@ class CacheAttentionOptions:
     blocks: tuple[int, ...] = (1,)
     mode: str = "replace"
     sides: str = "both"
+    donors: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("match", MATCHES), ("mode", MODES), ("sides", SIDES)):
             if getattr(self, name) not in known:
                 raise ChaiError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        if self.fast_steps < 1:
-            raise ChaiError(f"fast steps must be at least 1, not {self.fast_steps}")
+        for name in ("fast_steps", "donors"):
+            if getattr(self, name) < 1:
+                raise ChaiError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
         for name in ("steps", "blocks"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ChaiError(f"{name} of Cache Attention are numbers from 1, such as 2,3,4, not {getattr(self, name)}")
@@ -94,8 +97,18 @@ class CacheAttentionOptions:
     def hit(self, backbone: Backbone, donor: Donor) -> CacheAttention:
         return CacheAttention(backbone, donor, self)
 
+    def all_latents(self, donor: Donor, step: int, sigma: float) -> Tensor | None:
+        """What a step (from 0) reads of a donor and of those beside it, [K, C, T, H, W]; None if the first has nothing for it."""
+        first = self.latents(donor, step, sigma)
+        if first is None or not donor.others:
+            return first
+        import torch
+
+        others = (self.latents(other, step, sigma) for other in donor.others)
+        return torch.cat([first, *(latents for latents in others if latents is not None)])
+
     def latents(self, donor: Donor, step: int, sigma: float) -> Tensor | None:
-        """What a step (from 0) reads, or None if it reads nothing or the donor has nothing for it."""
+        """What a step (from 0) reads of one donor, or None if it reads nothing or the donor has nothing for it."""
         if step + 1 not in self.steps:
             return None
         if self.match == "final":
@@ -126,7 +139,7 @@ class CacheAttention:
         return noise
 
     def around(self, step: Step) -> AbstractContextManager[Any]:
-        found = self.options.latents(self.donor, step.index, step.sigma)
+        found = self.options.all_latents(self.donor, step.index, step.sigma)
         if found is None:
             return nullcontext()
         return reading(self.backbone.transformers(), lambda context: found, self.options)

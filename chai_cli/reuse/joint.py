@@ -27,6 +27,10 @@ class JointOptions:
         return self.first.by_prompt
 
     @property
+    def donors(self) -> int:
+        return max(self.first.donors, self.second.donors)
+
+    @property
     def keeps_clean(self) -> bool:
         return self.first.keeps_clean or self.second.keeps_clean
 

@@ -52,6 +52,10 @@ class TrajectoryOptions:
         return LEVELS[0][0] if self.start_sigma is None else -1.0
 
     @property
+    def donors(self) -> int:
+        return 1
+
+    @property
     def keeps_clean(self) -> bool:
         return self.source == "clean"
 

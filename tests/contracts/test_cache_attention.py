@@ -52,6 +52,28 @@ def test_a_run_that_reads_its_own_latents_is_unchanged(
     assert torch.equal(hit(backbone, look, "a red ball", donor, match=match, steps=ALL_STEPS, blocks=blocks), dense)
 
 
+@pytest.mark.parametrize("mode", ["replace", "append"])
+@pytest.mark.parametrize("blocks", [(1,), (1, 2)])
+def test_a_donor_read_twice_counts_as_once(family: Family, mode: str, blocks: tuple[int, ...]) -> None:
+    record, backbone = family
+    look = look_of(record)
+    donor, dense = own_latents(backbone, look, "a red ball")
+    twice = replace(donor, others=(donor, donor))
+    read = hit(backbone, look, "a red ball", twice, mode=mode, steps=ALL_STEPS, blocks=blocks, donors=3)
+    torch.testing.assert_close(read, dense, atol=1e-5, rtol=1e-5)
+
+
+def test_a_second_donor_is_read(family: Family) -> None:
+    record, backbone = family
+    look = look_of(record)
+    first, _ = own_latents(backbone, look, "a red ball")
+    second, _ = own_latents(backbone, replace(look, seed=9), "a blue star")
+    alone = hit(backbone, look, "a ring", first)
+    together = hit(backbone, look, "a ring", replace(first, others=(second,)), donors=2)
+    assert not torch.equal(alone, together)
+    assert torch.equal(hit(backbone, look, "a ring", first), alone)
+
+
 def test_own_keys_appended_to_themselves_change_nothing(family: Family) -> None:
     record, backbone = family
     look = look_of(record)
