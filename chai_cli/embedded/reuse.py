@@ -1,7 +1,7 @@
 """What reuse buys on the embedded model, and what it costs.
 
-python -m chai_cli.embedded.reuse fidelity     what the judge reads: dense, dense in as few steps (the control), hits
-python -m chai_cli.embedded.reuse cost         model calls and seconds from prompt to mp4: dense, miss, hit, control in turns
+python -m chai_cli.embedded.reuse pairs     what the judge reads of hits whose donor differs in known attributes, beside plain sampling
+python -m chai_cli.embedded.reuse cost      model calls and seconds from prompt to mp4: dense, miss, hit, control in turns
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 import typer
 from torch import Tensor
 
-from chai_cli.backbones.base import Backbone, Look, resolve
+from chai_cli.backbones.base import Backbone, Look, Text, resolve
+from chai_cli.bench.workload import value
 from chai_cli.denoise import denoise
 from chai_cli.donors import CacheOptions, Donors
 from chai_cli.embedded.captions import full_caption
@@ -30,50 +31,43 @@ from chai_cli.embedded.world import ATTRIBUTES, Scene, scenes
 from chai_cli.prompts import Settings
 from chai_cli.render import Renderer, Understood
 from chai_cli.report import Report, Row
-from chai_cli.reuse.base import Donor, Plan
-from chai_cli.reuse.cache_attention import CacheAttention, CacheAttentionOptions
+from chai_cli.reuse import reuse_of
+from chai_cli.reuse.base import Donor, Method, Plan
+from chai_cli.reuse.cache_attention import CacheAttentionOptions
 from chai_cli.reuse.dense import Dense
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 
 BATCH = 16
-DONOR_SEEDS = {"object": 91, "place": 92, "both": 93}
-SHARED = {"object": ("shape", "colour", "size"), "place": ("background",), "both": ("background", "shape", "colour", "size")}
-VARIANTS = {
-    "match sigma": {"match": "sigma"},
-    "match final": {"match": "final"},
-    "append": {"mode": "append"},
-    "sides cond": {"sides": "cond"},
-    "all steps": {"steps": tuple(range(1, 9)), "match": "sigma"},
-}
+SOLO = (*((name,) for name in ATTRIBUTES), ("background", "colour"), ("shape", "colour"), ("background", "motion"))
+ROWS = (
+    "chai:fast-steps=4",
+    "chai:fast-steps=4,match=final,mode=append",
+    "nirvana:fast-steps=6,start-sigma=0.95,source=clean",
+    "nirvana:fast-steps=6,start-sigma=0.9,source=clean",
+    "nirvana:fast-steps=6,start-sigma=0.8,source=clean",
+    "nirvana:fast-steps=6,start-sigma=0.9",
+)
 
 
-class Batched(CacheAttention):
-    """Many requests at once: noise for each."""
+class Many:
+    """A method on many requests at once: noise for each."""
 
-    def __init__(self, backbone: Backbone, donor: Donor, options: CacheAttentionOptions, noise: Tensor) -> None:
-        super().__init__(backbone, donor, options)
+    def __init__(self, method: Method, noise: Tensor) -> None:
+        self.method = method
         self.noise = noise
+        self.name = method.name
+        self.plan, self.around, self.after = method.plan, method.around, method.after
 
     def start(self, noise: Tensor, plan: Plan) -> Tensor:
-        return self.noise
+        return self.method.start(self.noise, plan)
 
 
-def donor_scene(target: Scene, kind: str, number: int) -> Scene:
-    """A scene that shares with the target exactly what the kind says; all else differs."""
-    for scene in scenes(DONOR_SEEDS[kind] * 100_003 + number, 1):
-        thing, wanted = scene.things[0], target.things[0]
-        same = {name: getattr(wanted, name) for name in SHARED[kind] if name != "background"}
-        background = target.background if "background" in SHARED[kind] else scene.background
-        made = Scene(background, (replace(thing, **same),), scene.seed)
-        others = [name for name in ATTRIBUTES if name not in SHARED[kind]]
-        if all(value(made, name) != value(target, name) for name in others if name != "size"):
-            return made
-    raise AssertionError
-
-
-def value(scene: Scene, name: str) -> str:
-    return scene.background if name == "background" else getattr(scene.things[0], name)
+def donor_scene(target: Scene, differs: Sequence[str], rng: np.random.Generator) -> Scene:
+    """The target with other values of some attributes, and a seed of its own."""
+    new = {name: str(rng.choice([v for v in ATTRIBUTES[name] if v != value(target, name)])) for name in differs}
+    background = new.pop("background", target.background)
+    return Scene(background, (replace(target.things[0], **new),), int(rng.integers(2**31)))
 
 
 @dataclass
@@ -90,61 +84,62 @@ class Study:
     def read(self, latents: Tensor) -> list[Reading]:
         return self.judge.read(np.stack([self.backbone.decode(one) for one in latents.split(1)]))
 
-    def donor(self, prompts: list[str], first: int) -> Donor:
-        """A dense run of all prompts that keeps every step."""
-        text = stacked([self.backbone.encode(prompt, self.look) for prompt in prompts])
+    def text(self, scenes: Sequence[Scene]) -> Text:
+        return stacked([self.backbone.encode(full_caption(scene), self.look) for scene in scenes])
+
+    def donor(self, scenes: Sequence[Scene], first: int) -> Donor:
+        """A dense run of all scenes that keeps every step."""
         every = frozenset(range(self.look.num_inference_steps))
-        run = denoise(self.backbone, Dense(every, latents=self.noise(first, len(prompts))), self.look, text)
+        run = denoise(self.backbone, Dense(every, latents=self.noise(first, len(scenes))), self.look, self.text(scenes))
         return Donor(run.kept, {step: run.sigmas[step] for step in run.kept}, run.latents)
 
 
 @app.command()
-def fidelity(
+def pairs(
     count: Annotated[int, typer.Option(help="Prompts; the tables so far are printed every 16.")] = 64,
-    fast_steps: int = 8,
-    variants: Annotated[bool, typer.Option(help="Also the other ways of reading a donor.")] = False,
+    row: Annotated[list[str] | None, typer.Option(help="A method with its options, as in `chai bench`.")] = None,
+    differ: Annotated[
+        list[str] | None, typer.Option(help="Attributes that donor and prompt differ in, with commas; can be repeated.")
+    ] = None,
+    plain: Annotated[str, typer.Option(help="Steps of plain sampling beside the full ones.")] = "2,3,4,6,8",
 ) -> None:
-    """Held-out prompts with one object, every attribute named; donors share the object, the place, or both, never the motion."""
+    """Held-out prompts with a donor that differs in exactly the named attributes: what survives of which method."""
     backbone, judge = prepare("embedded", WEIGHTS / "judge", "float32")
     study = Study(backbone, judge, resolve(backbone.record, Settings(), None))
-    few = replace(study.look, num_inference_steps=fast_steps)
+    full = study.look.num_inference_steps
+    kinds = [tuple(names.split(",")) for names in differ] if differ else list(SOLO)
+    rows = {spec: reuse_of(spec) for spec in row or ROWS}
     shown = list(islice(scenes(SEEDS["single"], 1, held=True), count))
-    verdicts: dict[str, list[dict[str, bool]]] = {}
-    drift: dict[str, list[dict[str, bool]]] = {}
+    verdicts: dict[tuple[str, str], list[dict[str, bool]]] = {}
     for start in range(0, count, BATCH):
         part = shown[start : start + BATCH]
-        noise = study.noise(1000 + start, len(part))
-        text = stacked([backbone.encode(full_caption(scene), study.look) for scene in part])
+        noise, text = study.noise(1000 + start, len(part)), study.text(part)
 
-        def add(name: str, latents: Tensor, part: list[Scene] = part, givers: Sequence[Scene] = ()) -> None:
+        def add(label: str, kind: str, latents: Tensor, part: list[Scene] = part) -> None:
             readings = study.read(latents)
-            verdicts.setdefault(name, []).extend(r.right(scene) for r, scene in zip(readings, part, strict=True))
-            drift.setdefault(name, []).extend(r.right(scene) for r, scene in zip(readings, givers, strict=bool(givers)))
+            verdicts.setdefault((label, kind), []).extend(r.right(s) for r, s in zip(readings, part, strict=True))
 
-        add(f"dense {study.look.num_inference_steps}", denoise(backbone, Dense(latents=noise), study.look, text).latents)
-        add(f"dense {fast_steps} (control)", denoise(backbone, Dense(latents=noise), few, text).latents)
-        for kind in SHARED:
-            givers = [donor_scene(scene, kind, 1000 * start + i) for i, scene in enumerate(part)]
-            donor = study.donor([full_caption(scene) for scene in givers], 50_000 + start)
-            tried = {"": {}, **(VARIANTS if variants and kind == "object" else {})}
-            for name, options in tried.items():
-                method = Batched(backbone, donor, CacheAttentionOptions(fast_steps, **options), noise)  # type: ignore[arg-type]
-                label = f"hit {fast_steps}, same {kind}{', ' if name else ''}{name}"
-                latents = denoise(backbone, method, study.look, text).latents
-                add(label, latents, givers=givers)
-        print(fidelity_tables(start + len(part), study.look, verdicts, drift), flush=True)
+        for steps in [*map(int, plain.split(",")), full]:
+            look = replace(study.look, num_inference_steps=steps)
+            add(f"dense {steps}", "", denoise(backbone, Dense(latents=noise), look, text).latents)
+        for number, kind in enumerate(kinds):
+            rng = np.random.default_rng([start, number])
+            donor = study.donor([donor_scene(scene, kind, rng) for scene in part], 50_000 + 1000 * number + start)
+            for label, reuse in rows.items():
+                assert reuse is not None
+                method = Many(reuse.hit(backbone, donor), noise)
+                add(label, "+".join(kind), denoise(backbone, method, study.look, text).latents)
+        print(pair_tables(start + len(part), study.look, verdicts), flush=True)
 
 
-def fidelity_tables(
-    count: int, look: Look, verdicts: dict[str, list[dict[str, bool]]], drift: dict[str, list[dict[str, bool]]]
-) -> str:
-    """What the judge reads in each way of rendering, and in how many hits it reads the donor instead."""
-    right = markdown([(label, accuracy(found)) for label, found in verdicts.items()], "way, steps")
-    theirs = markdown([(label, accuracy(found)) for label, found in drift.items() if found], "way, steps")
-    return (
-        f"\n{count} prompts, scheduler {look.scheduler}: attributes of the prompt\n\n{right}\n\n"
-        f"The same hits: attributes of the donor (those that it does not share should be near zero)\n\n{theirs}"
-    )
+def pair_tables(count: int, look: Look, verdicts: dict[tuple[str, str], list[dict[str, bool]]]) -> str:
+    """Plain sampling, then a table for each kind of donor."""
+    parts = [f"\n{count} prompts, scheduler {look.scheduler}"]
+    for kind in dict.fromkeys(kind for _, kind in verdicts):
+        rows = [(label, accuracy(found)) for (label, of), found in verdicts.items() if of == kind]
+        parts.append(f"donor differs in {kind}" if kind else "plain sampling")
+        parts.append(markdown(rows, "way"))
+    return "\n\n".join(parts)
 
 
 @app.command()

@@ -17,6 +17,7 @@ DENSE = "dense"  # reuses nothing
 METHODS = {
     "chai": "chai_cli.reuse.cache_attention:CacheAttentionOptions",
     "nirvana": "chai_cli.reuse.trajectory:TrajectoryOptions",
+    "curvature": "chai_cli.reuse.curvature:CurvatureOptions",
 }
 
 
