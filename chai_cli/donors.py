@@ -23,6 +23,7 @@ from store import Entry, LatentStore, StoreError, Vector, namespace
 if TYPE_CHECKING:
     from chai_cli.denoise import Trajectory
 
+LOOKED_AT = 8  # candidates whose latents may be read
 THUMBNAIL = 128  # pixels of the longer side
 
 
@@ -52,12 +53,17 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class Found:
-    """The donor of a request, or why there is none."""
+    """The donor of a request, or why there is none.
+
+    Attributes:
+        others: Entries of further donors, for a method that reads several.
+    """
 
     why: str
     donor: Donor | None = None
     entry: Entry | None = None
     candidate: Candidate | None = None
+    others: tuple[Entry, ...] = ()
 
 
 @dataclass
@@ -124,7 +130,7 @@ class Donors:
         Raises:
             StoreError: the cache cannot be read.
         """
-        return self.retriever.find(self.namespace(look), self.wanted(meaning))
+        return self.retriever.find(self.namespace(look), self.wanted(meaning), max(LOOKED_AT, 2 * self.reuse.donors))
 
     def find(self, meaning: Meaning | None, look: Look, fast: Sequence[float]) -> Found:
         """The best entry whose latents are whole and fit.
@@ -138,7 +144,8 @@ class Donors:
             return Found(useless)
         try:
             lookup = self.look_up(meaning, look)
-            why, found, others = lookup.why, None, []
+            why, found = lookup.why, None
+            others: list[tuple[Donor, Entry]] = []
             for candidate in lookup.candidates:
                 try:
                     entry = self.store.entry(candidate.id)
@@ -152,12 +159,13 @@ class Donors:
                 if found is None:
                     found = Found(reason(candidate), donor, entry, candidate)
                 else:
-                    others.append(donor)
+                    others.append((donor, entry))
                 if len(others) + 1 == self.reuse.donors:
                     break
             if found is None or found.donor is None:
                 return Found(why)
-            return replace(found, donor=replace(found.donor, others=tuple(others)))
+            beside = tuple(donor for donor, _ in others)
+            return replace(found, donor=replace(found.donor, others=beside), others=tuple(entry for _, entry in others))
         except Exception as error:  # whatever is wrong with a cache, the video is rendered
             return Found(told(error))
 

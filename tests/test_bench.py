@@ -20,7 +20,7 @@ from chai_cli.app import app
 from chai_cli.backbones.base import Backbone, Look, Placement, find_record, load, resolve
 from chai_cli.bench import output
 from chai_cli.bench.fidelity import Critic, Seen, critic_for, flicker, psnr
-from chai_cli.bench.gates import changes, gates
+from chai_cli.bench.gates import COMBINED, changes, gates
 from chai_cli.bench.rows import SETS, Row, frontier, row_of
 from chai_cli.bench.run import Bench, Measurement, keep_video, open_folder
 from chai_cli.bench.statistics import Frontier, Setting, interval, upper_bound
@@ -179,14 +179,21 @@ def test_what_a_request_costs_is_all_there(planted: Any) -> None:
             assert ("retrieval" in one.seconds) == (one.row in ("copy", "slow", "chai:fast-steps=2,steps=1/2"))
 
 
-def test_plots_and_json_hold_every_row(planted: Any, backbone: Backbone, tmp_path: Path) -> None:
+def test_plots_tables_and_json_hold_every_row(
+    planted: Any, backbone: Backbone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table, rows, _ = planted
-    document = json.loads(json.dumps(output.document(table, list(rows.values()), backbone)))
+    document = json.loads(json.dumps(output.document(table, list(rows.values()), backbone, {"asked": 1}), default=str))
     assert {row["label"] for row in document["rows"]} == set(rows)
     assert len(document["measurements"]) == 6 * COUNT
     assert document["versions"]["chai-cli"]
     assert document["machine"]["threads"]
     assert [path.stat().st_size > 5000 for path in output.plots(table, list(rows.values()), tmp_path)] == [True, True]
+    output.print_tables(table, list(rows.values()))
+    said = capsys.readouterr().out
+    for label in rows:
+        assert label in said
+    assert "not run: this method does not work" in said
     (tmp_path / "bench.json").write_text(json.dumps(document))
     assert "| copy |" in output.compare(tmp_path, tmp_path / "bench.json")
     assert "+0.0000 [+0.0000, +0.0000]" in output.compare(tmp_path, tmp_path)
@@ -204,7 +211,14 @@ def test_a_bench_goes_on_where_it_stopped(backbone: Backbone, critic: Critic, em
     now = (tmp_path / "measurements.jsonl").read_text().splitlines()
     assert now[:4] == lines
     assert len(now) == 4 + 1 + 4
-    assert {one.hit for one in bench.done.values() if one.row != "dense" and one.case == 0} == {False}
+    whole = tmp_path / "at once"
+    _, _, other = measured(backbone, critic, embedder, whole, work, rows)
+
+    def told(bench: Bench) -> list[Any]:
+        made = sorted(bench.done.values(), key=lambda one: (one.row, one.case))
+        return [(one.row, one.case, one.hit, one.donors, one.calls, one.seen) for one in made]
+
+    assert told(bench) == told(other)
 
 
 def test_what_a_killed_bench_stored_of_an_unfinished_request_is_no_donor_for_it(
@@ -218,6 +232,101 @@ def test_what_a_killed_bench_stored_of_an_unfinished_request_is_no_donor_for_it(
     assert not bench.done["chai:fast-steps=2,steps=1/2", 0].hit
 
 
+def test_an_edited_request_is_measured_again(backbone: Backbone, critic: Critic, embedder: Embedder, tmp_path: Path) -> None:
+    work = world(2, "cold", settings=FAST)
+    measured(backbone, critic, embedder, tmp_path, work, [])
+    edited = replace(work, cases=(work.cases[0], replace(work.cases[1], prompt="a red ball in space")))
+    before = (tmp_path / "measurements.jsonl").read_text()
+    bench = Bench(backbone, critic, embedder, edited, [row_of("dense")], tmp_path, CacheOptions(tmp_path))
+    assert list(bench.done) == [("dense", 0)]
+    bench.run()
+    added = (tmp_path / "measurements.jsonl").read_text().removeprefix(before).splitlines()
+    assert [json.loads(line)["case"] for line in added] == [1]
+    assert bench.done["dense", 1].seen != json.loads(before.splitlines()[1])["seen"]
+
+
+def test_donors_of_another_workload_are_not_taken_from_the_folder(
+    backbone: Backbone, critic: Critic, embedder: Embedder, tmp_path: Path
+) -> None:
+    look = resolve(backbone.record, FAST, None)
+    bench = Bench(backbone, critic, embedder, world(1, settings=FAST), [row_of("dense")], tmp_path, CacheOptions(tmp_path))
+    one, other = ((text, backbone.encode(text, look)) for text in ("a red ball", "a blue star"))
+    first = bench.reference("donor0", look, *one, keep=False)
+    assert bench.reference("donor0", look, *one, keep=False).seconds == first.seconds  # read from disk
+    second = bench.reference("donor0", look, *other, keep=False)
+    assert not np.array_equal(first.frames, second.frames)
+    path = next((tmp_path / "dense").iterdir())
+    path.write_bytes(path.read_bytes()[:1000])  # torn
+    assert np.array_equal(bench.reference("donor0", look, *other, keep=False).frames, second.frames)
+
+
+def test_requests_that_cannot_be_rendered_or_cannot_gain_cost_nobody_else(
+    backbone: Backbone, critic: Critic, embedder: Embedder, tmp_path: Path
+) -> None:
+    sizes = Settings(num_inference_steps=STEPS, height=60), FAST, replace(FAST, num_inference_steps=2), replace(FAST, seed=3)
+    requests = [Request(i, i, f"a red ball number {i}", settings) for i, settings in enumerate(sizes)]
+    work = from_requests("mine.jsonl", requests)
+    table, rows, _ = measured(
+        backbone, Critic(critic.clip, None), embedder, tmp_path, work, [row_of("chai:fast-steps=2,steps=2")]
+    )
+    assert table.cases == [1, 2, 3]
+    assert table.dropped == 1
+    assert any("left out" in text for text in output.warnings(table))
+    chai = rows["chai:fast-steps=2,steps=2"]
+    assert [table.made[chai.label, i].hit for i in table.cases] == [False, False, True]
+    assert "takes no more" in table.made[chai.label, 2].why
+    assert chai.all is not None
+    assert chai.all.unsafe is None
+    assert [path.name for path in output.plots(table, list(rows.values()), tmp_path)] == [
+        "speed-fidelity.png",
+        "speed-likeness.png",
+    ]
+
+
+def test_dense_takes_at_least_the_memory_of_fewer_steps(planted: Any) -> None:
+    _, rows, _ = planted
+    assert rows["dense"].all.peak_memory_mib > 300
+    assert rows["dense"].all.peak_memory_mib > 0.8 * rows["dense:steps=2"].all.peak_memory_mib
+
+
+def test_a_row_without_hits_says_so_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    table = planted_table([0.5] * 12, [False] * 12)
+    for key, one in table.made.items():
+        table.made[key] = replace(one, hit=False, donors=[])
+    rows = table.summaries()
+    assert rows[1].shown is None
+    output.print_tables(table, rows)
+    assert capsys.readouterr().out.count("no hits") == 3
+    assert "no hits" in output.markdown(table, rows)
+
+
+def test_a_bench_may_grow(tmp_path: Path) -> None:
+    small, large = world(16, "hits", 8), world(64, "hits", 8)
+    assert small.donors == large.donors
+    assert small.cases == large.cases[:16]
+    assert small.identity() == large.identity()
+
+
+def test_with_shared_seeds_request_and_donor_begin_with_the_same_noise() -> None:
+    work = world(4, "hits", 4, settings=Settings(seed=5), seeds="shared")
+    assert {case.settings.seed for case in (*work.cases, *work.donors)} == {5}
+
+
+def test_between_two_plain_rows_the_control_is_between_their_scores() -> None:
+    table = planted_table([0.5] * 4, [True, False, True, False])
+    for label, calls, good in (("dense:steps=2", 4, 0), ("dense:steps=12", 24, 1)):
+        for i in range(4):
+            one = table.made["dense" if good else "chai", i]
+            table.made[label, i] = replace(one, row=label, calls=calls, hit=False, donors=[])
+    table = Table(table.workload, [*table.rows, row_of("dense:steps=2"), row_of("dense:steps=12")], table.made)
+    chai = table.summaries()[1]
+    assert chai.hits is not None
+    assert chai.hits.control == "between plain rows"
+    share = (16 - 4) / (24 - 4)
+    assert chai.hits.to_control is not None
+    assert chai.hits.to_control.mean == pytest.approx(0.5 - (0.5 * (1 - share) + share))
+
+
 def test_misses_of_a_cold_cache_become_donors(backbone: Backbone, critic: Critic, embedder: Embedder, tmp_path: Path) -> None:
     work = world(5, "cold", law=WorldLaw(fresh=0.0), settings=FAST)
     table, rows, _ = measured(backbone, critic, embedder, tmp_path, work, [row_of("chai:fast-steps=2,steps=1/2")])
@@ -225,8 +334,8 @@ def test_misses_of_a_cold_cache_become_donors(backbone: Backbone, critic: Critic
     first, *rest = [table.made[chai.label, i] for i in table.cases]
     assert not first.hit
     assert first.why == "the cache is empty"
-    assert [one.donor for one in rest if one.hit]
-    assert all(one.donor is not None and one.donor < 0 for one in rest if one.hit)
+    assert [one.donors for one in rest if one.hit]
+    assert all(len(one.donors) == 1 and one.donors[0] < 0 for one in rest if one.hit)
     assert chai.expected_speedup == pytest.approx(chai.all.speedup, rel=0.25)  # type: ignore[union-attr]
     assert chai.entry_bytes
     assert chai.entry_bytes > 1000
@@ -234,9 +343,9 @@ def test_misses_of_a_cold_cache_become_donors(backbone: Backbone, critic: Critic
 
 def test_a_folder_of_another_bench_is_not_mixed_up(tmp_path: Path) -> None:
     open_folder(tmp_path, {"workload": 1}, False)
-    (tmp_path / "measurements.jsonl").write_text("")
     with pytest.raises(ChaiError, match="another workload"):
         open_folder(tmp_path, {"workload": 2}, False)
+    (tmp_path / "measurements.jsonl").write_text("")
     open_folder(tmp_path, {"workload": 2}, True)
     assert not (tmp_path / "measurements.jsonl").exists()
 
@@ -276,7 +385,7 @@ def test_half_way_between_two_settings_the_frontier_is_half_of_each() -> None:
     mix = Frontier([bad, dear, cheap]).at(2.0)
     assert (mix.low, mix.high, mix.share) == (cheap, dear, 0.5)
     assert list(mix.scores()) == [0.5, 1.0]
-    assert Frontier([cheap, dear]).seconds_for(0.75) == 2.0
+    assert Frontier([cheap, dear]).seconds_for(0.75) == pytest.approx(2.0)
     assert Frontier([cheap, dear]).seconds_for(1.1) is None
     assert Frontier([cheap, dear]).at(0.1).fidelity == cheap.fidelity
 
@@ -328,8 +437,9 @@ def test_the_first_prompts_of_a_file_are_its_donors() -> None:
 
 def test_the_frontier_leaves_out_what_the_reference_is() -> None:
     labels = [row.label for row in frontier(6, "unipc", (1, 4, 8))]
-    assert labels == [f"dense:steps={n},scheduler=euler" for n in (1, 4, 6)] + [
-        f"dense:steps={n},scheduler=unipc" for n in (1, 4)
+    assert labels == [
+        *(f"dense:steps={n},scheduler={solver}" for solver in ("euler", "unipc") for n in (1, 4)),
+        "dense:scheduler=euler",
     ]
 
 
@@ -353,7 +463,8 @@ def test_differences_between_clips() -> None:
         ("dense:steps=0", "steps must be a whole number"),
         ("dense:scheduler=ddim", "the scheduler is one of"),
         ("nirvana:start-sigma=2", "between 0 (clean) and 1"),
-        ("chai+nirvana+chai", "at most two"),
+        ("chai+nirvana+chai", "two go together as one that says where to start"),
+        ("nirvana+curvature", "two go together as one that says where to start"),
     ],
 )
 def test_a_row_that_cannot_be_is_one_sentence(spec: str, said: str) -> None:
@@ -383,6 +494,8 @@ def test_two_methods_go_together() -> None:
         (("--compare", "/none.json", "/none.json"), "cannot read /none.json"),
         (("--row", "magic"), "no method named"),
         (("--set", "all"), "--set is one of published, variants, starts"),
+        (("--seeds", "mine"), "seeds are one of own, shared"),
+        (("--num-frames", "9"), "reads clips of its own size only"),
     ],
 )
 def test_wrong_use_of_the_command_is_one_sentence(arguments: tuple[str, ...], said: str) -> None:
@@ -412,7 +525,15 @@ def planted_table(known: Sequence[float], losses: Sequence[bool]) -> Table:
         for label in ("dense", "chai"):
             shown = wrong if label == "chai" and losses[i] else thing
             seen = asdict(Seen(0.2, 30.0, 0.9, 1.0, {"background": case.scene.background, "things": [shown]}))
-            one = Measurement(label, i, hit=label == "chai", donor=0, seconds={"denoise": 1.0}, seen=seen, calls=16)
+            one = Measurement(
+                label,
+                i,
+                hit=label == "chai",
+                donors=[0] if label == "chai" else [],
+                seconds={"denoise": 1.0},
+                seen=seen,
+                calls=16 if label == "chai" else 60,
+            )
             made[label, i] = replace(one, similarity=known[i])
     return Table(work, [row_of("dense"), row_of("chai")], made)
 
@@ -421,7 +542,7 @@ def test_a_gate_on_what_predicts_losses_accepts_what_is_safe() -> None:
     rng = np.random.default_rng(0)
     known = rng.random(400)
     found = {one.figure: one for one in gates(planted_table(list(known), list(known < 0.4)))}
-    similarity, combined = found["prompt similarity"], found["all of these"]
+    similarity, combined = found["prompt similarity"], found[COMBINED]
     assert similarity.threshold == pytest.approx(0.4, abs=0.06)
     assert similarity.unsafe <= 10
     assert similarity.bound < 0.12

@@ -27,6 +27,7 @@ KNOWN: dict[str, Callable[[Measurement], float]] = {
     "coverage": lambda hit: hit.coverage,
     "shared entities": lambda hit: float(len(hit.shared)),
 }
+COMBINED = "all of these, as minus the risk"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Gate:
         accepted, of: Hits of the second half that it accepts, and all of them.
         unsafe: Of the accepted.
         bound: What their true share stays below, with 95 % confidence.
-        dense: Hits of the second half that plain sampling with as many calls would have lost something in: the control's own rate.
+        control: Hits of the second half in which plain sampling with as many calls loses something; None if no row has as many.
     """
 
     row: str
@@ -48,7 +49,7 @@ class Gate:
     of: int
     unsafe: int
     bound: float
-    dense: int | None
+    control: int | None
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def gates(table: Table) -> list[Gate]:
             continue
         made = [table.made[row.label, i] for i in hits]
         unsafe = np.array([is_unsafe(table, row.label, i) for i in hits])
-        control = table.control(row, float(np.median([one.calls for one in made])), hits)
-        plain = np.array([is_unsafe(table, control, i) for i in hits]) if control else None
+        plain = [table.exact_control(row, i) for i in hits]
+        losses = np.array([is_unsafe(table, label, i) for label, i in zip(plain, hits, strict=True) if label])
         known = {name: np.array([figure(one) for one in made]) for name, figure in KNOWN.items()}
         first = np.arange(len(hits)) % 2 == 0
-        known["all of these"] = -risk(np.stack(list(known.values()), 1), unsafe, first)
+        known[COMBINED] = -risk(np.stack(list(known.values()), 1), unsafe, first)
         for name, figures in known.items():
             threshold = fit(figures[first], unsafe[first])
             accepts = ~first & (figures >= threshold) if threshold is not None else np.zeros(len(hits), bool)
@@ -90,7 +91,7 @@ def gates(table: Table) -> list[Gate]:
                     int((~first).sum()),
                     bad,
                     upper_bound(bad, int(accepts.sum())),
-                    None if plain is None else int(plain[~first].sum()),
+                    int(losses[~first].sum()) if all(plain) else None,
                 )
             )
     return found
@@ -143,7 +144,9 @@ def changes(table: Table) -> list[Change]:
     for row in table.rows:
         if row.reuse is None:
             continue
-        pairs = [(i, donor) for i in hit_cases(table, row.label) if (donor := table.donor_scene(table.made[row.label, i]))]
+        pairs = [
+            (i, donors[0]) for i in hit_cases(table, row.label) if (donors := table.donor_scenes(table.made[row.label, i]))
+        ]
         for name in ATTRIBUTES:
             differs = [i for i, donor in pairs if value(table.scene(i), name) != value(donor, name)]
             same = [i for i, _ in pairs if i not in differs]
@@ -156,26 +159,28 @@ def changes(table: Table) -> list[Change]:
 def words(found: Sequence[Gate], changed: Sequence[Change]) -> str:
     """Both as Markdown tables."""
     lines = [
-        f"Gates for at most {100 * ALLOWED:.0f} % unsafe (95 % bound), threshold from one half of the hits, judged on the other:",
+        f"Gates for at most {100 * ALLOWED:.0f} % unsafe (95 % bound), threshold from one half of the hits, judged on the other (no half",
+        "of fewer than 59 hits can show that bound):",
         "",
-        "| row | accepts from | threshold | accepted | unsafe | bound | control unsafe, all |",
+        "| row | accepts from | threshold | accepted | unsafe | bound | unsafe in the control |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in found:
         threshold = "none" if one.threshold is None else f"{one.threshold:.3f}"
         bound = "-" if not one.accepted else f"{100 * one.bound:.1f} %"
-        dense = "-" if one.dense is None else f"{one.dense} of {one.of}"
+        control = "-" if one.control is None else f"{one.control} of {one.of}"
         lines.append(
-            f"| {one.row} | {one.figure} | {threshold} | {one.accepted} of {one.of} | {one.unsafe} | {bound} | {dense} |"
+            f"| {one.row} | {one.figure} | {threshold} | {one.accepted} of {one.of} | {one.unsafe} | {bound} | {control} |"
         )
     lines += [
         "",
-        "Unsafe hits by what differs between request and donor:",
+        "Unsafe hits by what differs between request and donor, with the 95 % bound:",
         "",
         "| row | attribute | where it differs | where it is shared |",
         "| --- | --- | ---: | ---: |",
     ]
     for change in changed:
-        differs = f"{change.unsafe_if_differs} of {change.differs}"
-        lines.append(f"| {change.row} | {change.attribute} | {differs} | {change.unsafe_if_same} of {change.same} |")
+        counts = (change.unsafe_if_differs, change.differs), (change.unsafe_if_same, change.same)
+        cells = [f"{bad} of {of} (< {100 * upper_bound(bad, of):.0f} %)" if of else "-" for bad, of in counts]
+        lines.append(f"| {change.row} | {change.attribute} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines)

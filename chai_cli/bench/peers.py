@@ -7,12 +7,13 @@ which run one after the other here.
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -78,7 +79,7 @@ class MagRatios:
 
     def __init__(self, prompts: Sequence[str]) -> None:
         self.prompts = tuple(prompts)
-        self.known: dict[tuple[str, str, int], list[list[float]]] = {}
+        self.known: dict[tuple[str, str], list[list[float]]] = {}
 
     def of(self, backbone: Backbone, look: Look) -> list[list[float]]:
         """For each transformer, one ratio for each step that it runs: the mean over prompts and sides of guidance.
@@ -86,7 +87,7 @@ class MagRatios:
         Raises:
             ChaiError: there is nothing to measure with.
         """
-        key = backbone.fingerprint, look.scheduler, look.num_inference_steps
+        key = backbone.fingerprint, json.dumps(asdict(replace(look, seed=0)))
         if key not in self.known:
             if not self.prompts:
                 raise ChaiError("mag-cache needs prompts to measure its magnitude ratios with")

@@ -83,7 +83,7 @@ def row_of(spec: str) -> Row:
         ChaiError: no such method, option or value.
     """
     named, _, told = spec.partition(":")
-    parts = dict(part.partition("=")[::2] for part in told.split(",") if part)
+    parts = {key.strip(): value.strip() for key, _, value in (part.partition("=") for part in told.split(",") if part.strip())}
     scheduler = parts.pop("scheduler", None)
     if scheduler is not None and scheduler not in SCHEDULERS:
         raise ChaiError(f"{spec}: the scheduler is one of {', '.join(SCHEDULERS)}, not {scheduler!r}")
@@ -103,15 +103,16 @@ def row_of(spec: str) -> Row:
 
 
 def frontier(full: int, own: str, steps: Sequence[int] = FRONTIER_STEPS) -> list[Row]:
-    """Plain sampling at few to full steps with every solver, except what the reference is already.
+    """Plain sampling at few and at full steps with every solver, except what the reference is already.
 
     Args:
+        full: The most steps that a request has.
         own: The model's own solver, which the reference uses.
     """
-    counts = [*(count for count in steps if count < full), full]
-    return [
+    few = [
         Row(f"dense:steps={count},scheduler={scheduler}", count, scheduler)
         for scheduler in SCHEDULERS
-        for count in counts
-        if (count, scheduler) != (full, own)
+        for count in steps
+        if count < full
     ]
+    return few + [Row(f"dense:scheduler={scheduler}", None, scheduler) for scheduler in SCHEDULERS if scheduler != own]

@@ -6,12 +6,13 @@ of the request itself: it is made once, with the solver that the row asks for, a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,14 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from chai_cli.backbones.base import Backbone, Look, Text, resolve
 from chai_cli.bench.fidelity import Critic, Seen
-from chai_cli.bench.peers import MagRatios
+from chai_cli.bench.peers import MagCache, MagRatios
 from chai_cli.bench.rows import SCHEDULERS, Row
 from chai_cli.bench.workload import Case, Workload
+from chai_cli.cache import Event
 from chai_cli.denoise import Trajectory, denoise, timed
 from chai_cli.donors import CacheOptions, Donors
 from chai_cli.embed import Embedder
@@ -35,6 +37,7 @@ from chai_cli.render import peak_memory_mib
 from chai_cli.retrieve import Meaning, understand
 from chai_cli.reuse.dense import Dense
 from chai_cli.video import enlargement, write_mp4
+from store import Entry
 
 REFERENCE = "dense"  # the row that all others are held against: full steps, the request's own solver
 UNLIMITED = 10**15
@@ -46,19 +49,24 @@ class Measurement:
 
     Attributes:
         case: Index of the request.
-        donor: Index among the workload's donors, or of the earlier request -1 - index; None for a miss.
+        request: Digest of its prompt and settings.
+        session: When the process began that measured it: seconds of different sessions are not of the same machine state.
+        donors: Indices among the workload's donors, or of earlier requests as -1 - index; empty for a miss.
         similarity, coverage: What retrieval knew of a hit, see `retrieve.Candidate`.
         shared: Entities that request and donor share, with their cosine.
         seconds: By part: text, retrieval, denoise, decode, write, store. Text and writing do not depend on the row; they are
-            measured once for a request.
+            measured once for a request in each session.
+        peak_memory_mib: The highest during denoising and decoding.
         error: Why the row could not render it.
     """
 
     row: str
     case: int
+    request: str = ""
+    session: str = ""
     hit: bool = False
     why: str = ""
-    donor: int | None = None
+    donors: list[int] = field(default_factory=list)
     similarity: float = 0.0
     coverage: float = 0.0
     shared: list[dict[str, Any]] = field(default_factory=list)
@@ -83,6 +91,7 @@ class Reference:
 
     run: Trajectory
     seconds: dict[str, float]
+    memory: float
     frames: np.ndarray
 
 
@@ -118,7 +127,13 @@ class Bench:
         self.say = say
         self.videos = videos
         self.file = folder / "measurements.jsonl"
-        self.done = read_measurements(self.file)
+        self.session = time.strftime("%Y-%m-%dT%H:%M:%S")
+        self.requests = [digest(case) for case in workload.cases]
+        self.done = {
+            key: one
+            for key, one in read_measurements(self.file).items()
+            if one.case < len(self.requests) and one.request == self.requests[one.case]
+        }
         self.caching = caching
         self.failed: dict[str, str] = {}
         self.caches: dict[str, Donors] = {}
@@ -133,19 +148,34 @@ class Bench:
         """
         cases = self.workload.cases[:limit]
         open_ = [i for i in range(len(cases)) if any((row.label, i) not in self.done for row in self.rows)]
+        if open_ and self.videos and self.done:
+            self.say("videos are kept of what is rendered now; what earlier runs measured is not rendered again")
         try:
             self.open_caches()
             if open_:
                 self.fill_caches()
-                self.warm_up(cases[0])
+                texts = {i: self.encode(cases[i]) for i in open_}
+                self.backbone.release_text_encoder()
+                self.warm_up([cases[i] for i in open_], [texts[i][0] for i in open_])
             for count, index in enumerate(open_, 1):
                 began = time.perf_counter()
-                self.request(index, cases[index])
+                self.request(index, cases[index], *texts[index])
                 self.say(f"request {index + 1}, {count}/{len(open_)}: {time.perf_counter() - began:.1f} s")
         finally:
             self.close_caches()
-        wanted = {row.label for row in self.rows}
-        return [m for (label, index), m in sorted(self.done.items(), key=order) if label in wanted and index < len(cases)]
+        return self.found(limit)
+
+    def found(self, limit: int | None = None) -> list[Measurement]:
+        """What is known of the first `limit` requests."""
+        wanted, count = {row.label for row in self.rows}, len(self.workload.cases[:limit])
+        return [m for (label, index), m in sorted(self.done.items(), key=order) if label in wanted and index < count]
+
+    def encode(self, case: Case) -> tuple[Text, float]:
+        """A prompt's embeddings, and the seconds they took."""
+        seconds: dict[str, float] = {}
+        with self.part(seconds, "text"):
+            text = self.backbone.encode(case.prompt, self.look(case, None))
+        return text, seconds["text"]
 
     def open_caches(self) -> None:
         for row in self.rows:
@@ -166,24 +196,32 @@ class Bench:
             donors.close()
         self.caches.clear()
 
+    def identity(self, case: Case) -> Identity:
+        """What tells a request's entry from others."""
+        look = self.look(case, None)
+        return case.prompt, look.seed, (look.height, look.width, look.num_frames), look.num_inference_steps
+
     def forget_unfinished(self, row: Row, donors: Donors) -> None:
         """Take out what a killed run kept of a request that it did not finish: the request must not find itself."""
-        ours = {identity(case) for case in self.workload.donors}
-        ours |= {identity(case) for i, case in enumerate(self.workload.cases) if (row.label, i) in self.done}
-        strays = [entry.id for entry in donors.store.entries() if (entry.prompt, entry.seed) not in ours]
-        donors.store.remove(strays)
+        ours = {self.identity(case) for case in self.workload.donors}
+        ours |= {self.identity(case) for i, case in enumerate(self.workload.cases) if (row.label, i) in self.done}
+        donors.store.remove([entry.id for entry in donors.store.entries() if identity_of(entry) not in ours])
 
     def fill_caches(self) -> None:
         """Render the workload's donors, once for each solver that rows use, and give every cache what its row reads."""
-        there = {
-            label: {(entry.prompt, entry.seed) for entry in donors.store.entries()} for label, donors in self.caches.items()
-        }
+        there = {label: set(map(identity_of, donors.store.entries())) for label, donors in self.caches.items()}
         for index, case in enumerate(self.workload.donors):
-            lacking = [row for row in self.rows if row.reuse and identity(case) not in there[row.label]]
+            steps = self.look(case, None).num_inference_steps
+            lacking = [
+                row
+                for row in self.rows
+                if row.reuse and not row.reuse.useless(steps) and self.identity(case) not in there[row.label]
+            ]
             for scheduler in dict.fromkeys(row.scheduler for row in lacking):
                 look = self.look(case, scheduler)
                 meaning = understand([case.prompt], self.embedder)[0]
-                reference = self.reference(f"donor{index}", look, self.backbone.encode(case.prompt, look), keep=True)
+                text = self.backbone.encode(case.prompt, look)
+                reference = self.reference(f"donor{index}", look, case.prompt, text, keep=True)
                 for row in lacking:
                     if row.scheduler == scheduler:
                         self.keep(row, meaning, look, reference)
@@ -191,9 +229,11 @@ class Bench:
                 self.say(f"donor {index + 1}/{len(self.workload.donors)}")
 
     def keep(self, row: Row, meaning: Meaning, look: Look, reference: Reference) -> float:
-        """Store a dense render as a row's method would; the seconds that took."""
+        """Store a dense render as a row's method would, if it can serve as a donor; the seconds that took."""
         donors, reuse = self.caches[row.label], row.reuse
         assert reuse is not None
+        if reuse.useless(look.num_inference_steps):
+            return 0.0
         steps = reuse.kept(*self.sigmas(look, reuse.schedule(look.num_inference_steps)))
         run = replace(reference.run, kept={step: reference.run.kept[step] for step in steps})
         began = time.perf_counter()
@@ -213,99 +253,111 @@ class Bench:
 
     def look(self, case: Case, scheduler: str | None, steps: int | None = None) -> Look:
         look = resolve(self.backbone.record, case.settings, scheduler)
-        return replace(look, num_inference_steps=steps) if steps else look
+        return replace(look, num_inference_steps=min(steps, look.num_inference_steps)) if steps else look
 
-    def needs(self, look: Look, scheduler: str | None) -> frozenset[int]:
+    def needs(self, look: Look) -> frozenset[int]:
         """The steps of a dense run with this solver that any row reads."""
         found: frozenset[int] = frozenset()
         for row in self.rows:
-            if row.reuse and row.scheduler == scheduler:
+            if row.reuse and (row.scheduler or "default") == look.scheduler:
                 found |= row.reuse.kept(*self.sigmas(look, row.reuse.schedule(look.num_inference_steps)))
         return found
 
-    def reference(self, name: str, look: Look, text: Text, keep: bool) -> Reference:
+    def reference(self, name: str, look: Look, prompt: str, text: Text, keep: bool) -> Reference:
         """The dense render of a request; made once and kept with its latents, so that a later row needs no other.
 
         Args:
             keep: Whether rows will store it.
         """
-        scheduler = None if look.scheduler == "default" else look.scheduler
-        needs = self.needs(look, scheduler) if keep else frozenset()
+        needs = self.needs(look) if keep else frozenset()
         path = self.folder / "dense" / f"{name}-{look.scheduler}.safetensors"
-        found = load_run(path, needs)
+        request = json.dumps([self.backbone.fingerprint, prompt, asdict(look)])
+        found = load_run(path, request, needs)
         if found:
-            run, seconds = found
-            return Reference(run, seconds, self.backbone.decode(run.latents))
-        seconds = {}
+            return Reference(*found, self.backbone.decode(found[0].latents))
+        seconds: dict[str, float] = {}
+        reset_peak(self.backbone.device)
         with self.part(seconds, "denoise"):
             run = denoise(self.backbone, Dense(needs), look, text)
         with self.part(seconds, "decode"):
             frames = self.backbone.decode(run.latents)
-        save_run(path, run, seconds)
-        return Reference(run, seconds, frames)
+        memory = peak_mib(self.backbone.device)
+        save_run(path, request, run, seconds, memory)
+        return Reference(run, seconds, memory, frames)
 
     def part(self, seconds: dict[str, float], name: str) -> Any:
         return timed(self.backbone.device, lambda taken: seconds.__setitem__(name, seconds.get(name, 0.0) + taken))
 
-    def warm_up(self, case: Case) -> None:
-        """One short render that nobody measures: first calls are slow."""
-        look = self.look(case, None, 2)
-        run = denoise(self.backbone, Dense(), look, self.backbone.encode(case.prompt, look))
-        frames = self.backbone.decode(run.latents)
-        self.critic.see(case, frames, frames)
-        understand([case.prompt], self.embedder)
+    def warm_up(self, cases: Sequence[Case], texts: Sequence[Text]) -> None:
+        """One short render of each size that nobody measures: first calls are slow."""
+        known = set()
+        for case, text in zip(cases, texts, strict=True):
+            look = self.look(case, None, 2)
+            if (size := (look.height, look.width, look.num_frames)) in known:
+                continue
+            known.add(size)
+            with suppress(ChaiError):  # what cannot be rendered is told when it is asked
+                run = denoise(self.backbone, Dense(), look, text)
+                frames = self.backbone.decode(run.latents)
+                self.critic.see(case, frames, frames)
+        understand([cases[0].prompt], self.embedder)
         for row in self.rows:
-            if row.peer is not None:  # loads its library, and measures what it needs to know of the model
-                with (
-                    suppress(Exception),
-                    row.peer.applied(self.backbone, self.look(case, row.scheduler, row.steps), self.ratios),
-                ):
+            if row.peer is not None:  # loads its library
+                look = self.look(cases[0], row.scheduler, row.steps)
+                with suppress(Exception), row.peer.applied(self.backbone, look, self.ratios):
                     pass
 
-    def request(self, index: int, case: Case) -> None:
+    def request(self, index: int, case: Case, text: Text, text_seconds: float) -> None:
         """All rows that lack this request, in turn."""
         own = self.look(case, None)
-        shared: dict[str, float] = {}
-        with self.part(shared, "text"):
-            text = self.backbone.encode(case.prompt, own)
-        looked: dict[str, float] = {}
-        with self.part(looked, "retrieval"):
-            meaning = understand([case.prompt], self.embedder)[0] if self.caches else None
+        blank = Measurement("", index, self.requests[index], self.session)
+        shared, looked = {"text": text_seconds}, {"retrieval": 0.0}
         references: dict[str | None, Reference] = {}
 
         def reference(scheduler: str | None) -> Reference:
             if scheduler not in references:
-                references[scheduler] = self.reference(f"case{index}", self.look(case, scheduler), text, self.workload.grows)
+                look, keep = self.look(case, scheduler), self.workload.grows
+                references[scheduler] = self.reference(f"case{index}", look, case.prompt, text, keep)
             return references[scheduler]
 
-        dense = reference(None)
-        with tempfile.TemporaryDirectory() as scratch, self.part(shared, "write"):
-            write_mp4(dense.frames, Path(scratch) / "a.mp4", own.fps, enlargement(own.height, own.width), None)
-        for row in self.rows:
-            if (row.label, index) in self.done:
-                continue
+        missing = [row for row in self.rows if (row.label, index) not in self.done]
+        try:
+            with self.part(looked, "retrieval"):
+                meaning = understand([case.prompt], self.embedder)[0] if self.caches else None
+            dense = reference(None)
+            with tempfile.TemporaryDirectory() as scratch, self.part(shared, "write"):
+                write_mp4(dense.frames, Path(scratch) / "a.mp4", own.fps, enlargement(own.height, own.width), None)
+        except Exception as error:  # this request cannot be rendered at all: the others are not lost
+            self.backbone.free_memory()
+            self.say(f"request {index + 1} is left out: {first_line(error)}")
+            for row in missing:
+                self.write_down(replace(blank, row=row.label, error=first_line(error)))
+            return
+        for row in missing:
             if row.label in self.failed:
-                self.write_down(Measurement(row.label, index, error=self.failed[row.label]))
+                self.write_down(replace(blank, row=row.label, error=self.failed[row.label]))
                 continue
             reset_peak(self.backbone.device)
             try:
-                made, frames = self.render(row, index, case, text, meaning, looked, reference)
+                made, frames = self.render(row, replace(blank, row=row.label), case, text, meaning, looked, reference)
             except Exception as error:  # a row that cannot go on is told and left out; the others are not lost
                 self.backbone.free_memory()
-                self.failed[row.label] = first_line(error) if isinstance(error, ChaiError) else repr(error)
-                self.say(f"{row.label} is left out: {self.failed[row.label]}")
-                self.write_down(Measurement(row.label, index, error=self.failed[row.label]))
+                why = first_line(error) if isinstance(error, ChaiError) else repr(error)
+                self.say(f"{row.label}, request {index + 1}: {why}")
+                if not any(label == row.label and not one.error for (label, _), one in self.done.items()):
+                    self.failed[row.label] = why  # it has never worked
+                self.write_down(replace(blank, row=row.label, error=why))
                 continue
+            made = replace(made, peak_memory_mib=made.peak_memory_mib or peak_mib(self.backbone.device))
             seen = asdict(self.critic.see(case, frames, dense.frames))
-            memory = peak_mib(self.backbone.device)
-            self.write_down(replace(made, seconds={**shared, **made.seconds}, seen=seen, peak_memory_mib=memory))
+            self.write_down(replace(made, seconds={**shared, **made.seconds}, seen=seen))
             if self.videos:
                 keep_video(self.folder / "videos" / safe(row.label), index, case.prompt, frames, own)
 
     def render(
         self,
         row: Row,
-        index: int,
+        made: Measurement,
         case: Case,
         text: Text,
         meaning: Meaning | None,
@@ -314,12 +366,21 @@ class Bench:
     ) -> tuple[Measurement, np.ndarray]:
         """One row's clip of one request, and what it cost apart from text and writing."""
         look = self.look(case, row.scheduler, row.steps)
-        made = Measurement(row.label, index)
         seconds: dict[str, float] = {}
+
+        def densely(scheduler: str | None, **spent: float) -> tuple[Measurement, np.ndarray]:
+            dense = reference(scheduler)
+            if self.workload.grows and row.reuse:
+                assert meaning is not None
+                spent["store"] = self.keep(row, meaning, look, dense)
+            told = replace(made, steps=len(dense.run.seconds), calls=dense.run.calls, peak_memory_mib=dense.memory)
+            return replace(told, seconds={**spent, **dense.seconds}), dense.frames
+
         if row.reuse is None:
             if row.label == REFERENCE:
-                dense = reference(None)
-                return replace(made, steps=len(dense.run.seconds), calls=dense.run.calls, seconds=dense.seconds), dense.frames
+                return densely(None)
+            if row.peer is not None and row.peer.name == MagCache.name:
+                self.ratios.of(self.backbone, look)  # measured once for a kind of request, and charged to none
             with self.part(seconds, "denoise"), self.applied(row, look) as method:
                 run = denoise(self.backbone, method, look, text)
         else:
@@ -330,22 +391,19 @@ class Bench:
                 found = donors.find(meaning, look, fast)
             made = replace(made, why=found.why)
             if found.donor is None or found.entry is None or found.candidate is None:
-                dense = reference(row.scheduler)
-                if self.workload.grows:
-                    assert meaning is not None
-                    seconds["store"] = self.keep(row, meaning, look, dense)
-                spent = {**seconds, **dense.seconds}
-                return replace(made, steps=len(dense.run.seconds), calls=dense.run.calls, seconds=spent), dense.frames
+                return densely(row.scheduler, **seconds)
             made = replace(
                 made,
                 hit=True,
-                donor=self.place(found.entry.prompt, found.entry.seed),
+                donors=[place for entry in (found.entry, *found.others) if (place := self.place(entry)) is not None],
                 similarity=round(found.candidate.similarity, 4),
                 coverage=round(found.candidate.coverage, 4),
                 shared=[asdict(pair) for pair in found.candidate.shared],
             )
             with self.part(seconds, "denoise"):
                 run = denoise(self.backbone, row.reuse.hit(self.backbone, found.donor), look, text)
+            with self.part(seconds, "store"):
+                donors.tell(hit_event(case.prompt, found.entry), found, look.num_inference_steps - len(run.seconds))
         with self.part(seconds, "decode"):
             frames = self.backbone.decode(run.latents)
         return replace(made, steps=len(run.seconds), calls=run.calls, seconds=seconds), frames
@@ -364,12 +422,13 @@ class Bench:
         kind = type(self.backbone.schedule(self.look(self.workload.cases[0], None))).__name__.lower()
         return next((name for name in SCHEDULERS if name in kind), "own")
 
-    def place(self, prompt: str, seed: int) -> int | None:
+    def place(self, entry: Entry) -> int | None:
         """Where a donor stands: among the workload's donors, or which request it was, as -1 - index."""
+        wanted = identity_of(entry)
         for index, case in enumerate(self.workload.donors):
-            if identity(case) == (prompt, seed):
+            if self.identity(case) == wanted:
                 return index
-        return next((-1 - i for i, case in enumerate(self.workload.cases) if identity(case) == (prompt, seed)), None)
+        return next((-1 - i for i, case in enumerate(self.workload.cases) if self.identity(case) == wanted), None)
 
     def write_down(self, made: Measurement) -> None:
         self.done[made.row, made.case] = made
@@ -380,13 +439,27 @@ class Bench:
             raise ChaiError(f"cannot write {self.file}: {error.strerror or error}; free some space and run again") from None
 
 
+def hit_event(prompt: str, donor: Entry) -> Event:
+    """What a run writes down of a hit; only what writing costs matters here."""
+    return Event(0.0, "hit", donor.model, donor.size, prompt, donor=donor.id, donor_prompt=donor.prompt)
+
+
 def order(item: tuple[tuple[str, int], Measurement]) -> tuple[int, str]:
     (label, index), _ = item
     return index, label
 
 
-def identity(case: Case) -> tuple[str, int]:
-    return case.prompt, case.settings.seed
+def digest(case: Case) -> str:
+    """Names a prompt with its settings."""
+    told = json.dumps([case.prompt, asdict(case.settings)], sort_keys=True)
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+
+
+Identity = tuple[str, int, tuple[int, ...], int]
+
+
+def identity_of(entry: Entry) -> Identity:
+    return entry.prompt, entry.seed, tuple(entry.size), entry.schedule["num_inference_steps"]
 
 
 def read_measurements(path: Path) -> dict[tuple[str, int], Measurement]:
@@ -404,27 +477,35 @@ def read_measurements(path: Path) -> dict[tuple[str, int], Measurement]:
     return found
 
 
-def save_run(path: Path, run: Trajectory, seconds: dict[str, float]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    told = {"sigmas": run.sigmas, "step_seconds": run.seconds, "calls": run.calls, "seconds": seconds}
+def save_run(path: Path, request: str, run: Trajectory, seconds: dict[str, float], memory: float) -> None:
+    """A dense render for later sessions.
+
+    Raises:
+        ChaiError: it cannot be written.
+    """
+    told = {"sigmas": run.sigmas, "step_seconds": run.seconds, "calls": run.calls, "seconds": seconds, "memory": memory}
     tensors = {"clean": run.latents.cpu().contiguous(), **{f"step{step}": kept for step, kept in run.kept.items()}}
     beside = path.with_suffix(".part")
-    save_file(tensors, beside, metadata={"run": json.dumps(told)})
-    beside.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, beside, metadata={"request": request, "run": json.dumps(told)})
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ChaiError(f"cannot write {path}: {first_line(error)}; free some space and run again") from None
 
 
-def load_run(path: Path, needs: frozenset[int]) -> tuple[Trajectory, dict[str, float]] | None:
-    """A dense run from disk, if it is there and holds these steps."""
+def load_run(path: Path, request: str, needs: frozenset[int]) -> tuple[Trajectory, dict[str, float], float] | None:
+    """A dense render from disk with its seconds and memory, if it is whole, of this very request, and holds these steps."""
     try:
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if not {f"step{step}" for step in needs} <= names:
+            names, note = set(file.keys()), file.metadata()
+            if note.get("request") != request or not {f"step{step}" for step in needs} <= names:
                 return None
-            told = json.loads(file.metadata()["run"])
+            told = json.loads(note["run"])
             kept = {int(name[4:]): file.get_tensor(name) for name in names if name.startswith("step")}
             run = Trajectory(file.get_tensor("clean"), told["sigmas"], kept, told["step_seconds"], told["calls"])
-            return run, told["seconds"]
-    except (OSError, KeyError, ValueError):
+            return run, told["seconds"], told["memory"]
+    except (OSError, SafetensorError, AttributeError, KeyError, ValueError):
         return None
 
 
@@ -471,8 +552,8 @@ def open_folder(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
     note, text = folder / "asked.json", json.dumps(asked, sort_keys=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if note.exists() and note.read_text() != text and (folder / "measurements.jsonl").exists():
-            raise ChaiError(f"{folder} holds a bench of another workload or model; give --overwrite or another --out")
+        if note.exists() and note.read_text() != text:
+            raise ChaiError(f"{folder} holds a bench of another workload, model or machine; give --overwrite or another --out")
         note.write_text(text)
     except OSError as error:
         raise ChaiError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from None
@@ -482,4 +563,5 @@ def start_over(folder: Path) -> None:
     """Throw away what earlier runs left in a folder."""
     for name in ("caches", "dense", "videos"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / "measurements.jsonl").unlink(missing_ok=True)
+    for name in ("measurements.jsonl", "asked.json"):
+        (folder / name).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 5000
+TINY = 1e-9  # two means of the same scores may differ by rounding
 
 
 def upper_bound(bad: int, count: int) -> float:
@@ -43,7 +45,7 @@ class Setting:
 
     @property
     def fidelity(self) -> float:
-        return float(np.mean(self.scores))
+        return statistics.fmean(self.scores)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Frontier:
 
     def seconds_for(self, fidelity: float) -> float | None:
         """The least price of a fidelity; None if plain sampling does not reach it."""
+        fidelity -= TINY
         if not self.hull or self.hull[-1].fidelity < fidelity:
             return None
         at = next(i for i, setting in enumerate(self.hull) if setting.fidelity >= fidelity)

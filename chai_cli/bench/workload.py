@@ -15,6 +15,7 @@ from chai_cli.errors import ChaiError
 from chai_cli.prompts import Request, Settings
 
 TRIES = 1000  # draws in a row that may fail
+SEEDS = ("own", "shared")
 POLICIES = ("cold", "warm", "hits")
 DONOR_SEEDS, REQUEST_SEEDS = 500_000, 1_000
 
@@ -49,10 +50,10 @@ class Workload:
     parameters: dict[str, Any]
 
     def identity(self) -> dict[str, Any]:
-        """What tells it from other workloads; how many of its requests are measured does not."""
+        """What tells it from other workloads. How many requests it has does not: each is known by its own digest."""
         drawn = {key: value for key, value in self.parameters.items() if key != "count"}
-        first = [asdict(case.settings) | {"prompt": case.prompt} for case in (*self.donors, *self.cases[:1])]
-        return {"name": self.name, "policy": self.policy, **drawn, "first": first}
+        first = [asdict(case.settings) | {"prompt": case.prompt} for case in self.donors]
+        return {"name": self.name, "policy": self.policy, **drawn, "donors": first}
 
     @property
     def grows(self) -> bool:
@@ -87,7 +88,12 @@ class WorldLaw:
 
 
 def world(
-    count: int, policy: str = "cold", donors: int = 0, law: WorldLaw | None = None, settings: Settings | None = None
+    count: int,
+    policy: str = "cold",
+    donors: int = 0,
+    law: WorldLaw | None = None,
+    settings: Settings | None = None,
+    seeds: str = "own",
 ) -> Workload:
     """A workload of the embedded world: one object, every attribute named, combinations that nobody trained on.
 
@@ -95,10 +101,14 @@ def world(
         count: Requests.
         donors: Prompts rendered before, for `warm` and `hits`. For `hits` the requests are changes of these alone that share
             their place or their object with a donor (whether retrieval sees that is another matter, and reported).
-        settings: Of every request, apart from its seed.
+        settings: Of every request; its seed is where seeds begin.
+        seeds: Every request and donor has its `own`, or all the same (`shared`), as prompts of a text file have: then request and donor
+            begin with the same noise.
     """
     chosen = law or WorldLaw()
     check_policy(policy, donors)
+    if seeds not in SEEDS:
+        raise ChaiError(f"seeds are one of {', '.join(SEEDS)}, not {seeds!r}")
     rng = np.random.default_rng(chosen.seed)
     first: list[Scene] = []
     if policy != "cold":
@@ -107,17 +117,19 @@ def world(
     hits = policy == "hits"
     later = subjects(rng, replace(chosen, fresh=0.0) if hits else chosen, first, near=hits)
     scenes = list(itertools.islice(later, count))
-    words = np.random.default_rng([chosen.seed, 1])
+    asked, rendered = (np.random.default_rng([chosen.seed, part]) for part in (1, 2))
+    base = settings or Settings()
 
-    def case(scene: Scene, seed: int) -> Case:
-        return Case(caption(scene, words, complete=True)[0], replace(settings or Settings(), seed=seed), scene)
+    def case(scene: Scene, seed: int, words: np.random.Generator) -> Case:
+        own = replace(base, seed=base.seed if seeds == "shared" else base.seed + seed)
+        return Case(caption(scene, words, complete=True)[0], own, scene)
 
     return Workload(
         "world",
         policy,
-        tuple(case(scene, REQUEST_SEEDS + i) for i, scene in enumerate(scenes)),
-        tuple(case(scene, DONOR_SEEDS + i) for i, scene in enumerate(first)),
-        {"count": count, "donors": len(first), **asdict(chosen)},
+        tuple(case(scene, REQUEST_SEEDS + i, asked) for i, scene in enumerate(scenes)),
+        tuple(case(scene, DONOR_SEEDS + i, rendered) for i, scene in enumerate(first)),
+        {"count": count, "donors": len(first), "seeds": seeds, **asdict(chosen)},
     )
 
 

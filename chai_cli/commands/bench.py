@@ -23,6 +23,17 @@ ROWS = ("chai", "nirvana:scheduler=euler")
 WORKLOAD, MEASURE = "The workload", "What is measured"
 
 
+def require_extra() -> None:
+    """Say at once what is missing, not after hours."""
+    from importlib.util import find_spec
+
+    from chai_cli.errors import ChaiError
+
+    missing = [name for name in ("scipy", "torchmetrics") if find_spec(name) is None]
+    if missing:
+        raise ChaiError(f"chai bench needs {' and '.join(missing)}: pip install 'chai-cli[bench]'")
+
+
 class WorkloadPolicy(enum.StrEnum):
     cold = "cold"
     warm = "warm"
@@ -52,6 +63,13 @@ def bench(
     changes: Annotated[
         str, typer.Option(help="World: shares of returns with 1, 2 and 3 attributes changed.", rich_help_panel=WORKLOAD)
     ] = "0.5,0.35,0.15",
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="World: own, every request has its noise; shared, all begin with the same, as the prompts of a text file do.",
+            rich_help_panel=WORKLOAD,
+        ),
+    ] = "own",
     workload_seed: Annotated[int, typer.Option(help="World: seed of the stream.", rich_help_panel=WORKLOAD)] = 0,
     row: Annotated[
         list[str] | None,
@@ -112,6 +130,7 @@ def bench(
     worth nothing, however fast. Stop it at any time; the same command goes on.
     """
     import json as json_module
+    from dataclasses import asdict
 
     from rich.console import Console
 
@@ -129,6 +148,7 @@ def bench(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
+    require_extra()
     from chai_cli.backbones.base import Placement, find_record, load
     from chai_cli.bench import workload as w
     from chai_cli.errors import ChaiError
@@ -138,7 +158,11 @@ def bench(
         if record.name != "embedded":
             raise ChaiError("the built-in workload is of the embedded model's world; give --prompts FILE for another model")
         law = w.WorldLaw(fresh, popularity, w.parse_changes(changes), workload_seed)
-        work = w.world(count, policy.value, donors, law, settings)
+        if any(size is not None for size in (height, width, num_frames)):
+            raise ChaiError(
+                "the judge of the embedded world reads clips of its own size only; leave out the size, or give --prompts"
+            )
+        work = w.world(count, policy.value, donors, law, settings, seeds)
     else:
         requests, bad = o.requests_of(prompts, settings)
         for line in bad:
@@ -171,29 +195,36 @@ def bench(
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
     backbone = load(record, placement)
     tower = embedder or record.embedder
-    open_folder(
-        out,
-        {"fingerprint": backbone.fingerprint, "workload": work.identity(), "retrieval": [tower, min_similarity, min_coverage]},
-        overwrite,
-    )
+    asked = {
+        "fingerprint": backbone.fingerprint,
+        "workload": work.identity(),
+        "settings": asdict(settings),
+        "cache": [tower, min_similarity, min_coverage, cache_dtype.value],
+        "placement": asdict(placement),
+        "machine": output.machine(backbone),
+    }
+    open_folder(out, asked, overwrite)
     caching = CacheOptions(
         out, numbers=cache_dtype.value, min_similarity=min_similarity, embedder=embedder, min_coverage=min_coverage
     )
     critic = critic_for(prompts is None, tower, str(backbone.device))
     made = Bench(backbone, critic, load_embedder(tower, str(backbone.device)), work, rows, out, caching, say, videos)
-    made.rows += frontier(settings.num_inference_steps or record.num_inference_steps, made.own_scheduler(), few)
+    steps = [made.look(case, None).num_inference_steps for case in work.cases]
+    known = {one.label for one in rows}
+    made.rows += [one for one in frontier(max(steps), made.own_scheduler(), few) if one.label not in known]
     say(output.workload_words(work))
     signal.signal(signal.SIGTERM, o.interrupt)
+    interrupted = False
     try:
         measured = made.run(limit)
     except KeyboardInterrupt:
         say("interrupted; run the same command again to go on")
-        raise typer.Exit(130) from None
+        interrupted, measured = True, made.found(limit)
     table = Table(work, made.rows, {(m.row, m.case): m for m in measured}, made.entry_bytes, made.own_scheduler())
     summaries = table.summaries()
-    (out / "bench.json").write_text(json_module.dumps(output.document(table, summaries, backbone)))
+    (out / "bench.json").write_text(json_module.dumps(output.document(table, summaries, backbone, asked), default=str))
     if json:
-        sys.stdout.write(json_module.dumps([one.json() for one in summaries]) + "\n")
+        sys.stdout.write(json_module.dumps([asdict(one) for one in summaries]) + "\n")
     elif markdown:
         typer.echo(output.markdown(table, summaries))
     else:
@@ -206,4 +237,6 @@ def bench(
         say(str(error))
         pictures = []
     say(f"written: {', '.join(str(path) for path in [out / 'bench.json', *pictures])}")
-    raise typer.Exit(1 if table.errors else 0)
+    for text in output.warnings(table):
+        say(text)
+    raise typer.Exit(130 if interrupted else 1 if table.errors or table.dropped else 0)

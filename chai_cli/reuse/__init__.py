@@ -13,6 +13,7 @@ from chai_cli.errors import ChaiError
 from chai_cli.reuse.base import Reuse
 
 DENSE = "dense"  # reuses nothing
+SECOND = "chai"  # the only method that another can go before: it does not say where to start
 # The class of a method's options, imported when it is asked for.
 METHODS = {
     "chai": "chai_cli.reuse.cache_attention:CacheAttentionOptions",
@@ -25,8 +26,8 @@ def reuse_of(spec: str, given: Mapping[str, Any] | None = None) -> Reuse | None:
     """A method with its options; None for `dense`.
 
     Args:
-        spec: A name, `chai`, or with options behind a colon, `chai:match=sigma,steps=1/2/3`; two names with a plus between them
-            start as the first says and do around each step what the second says, `nirvana+chai`. An option goes to those that have it.
+        spec: A name, `chai`, or with options behind a colon, `chai:match=sigma,steps=1/2/3`; `nirvana+chai` starts as the first
+            says and attends as the second does. An option goes to those that have it.
         given: More options, by name; None stands for one that was not given.
 
     Raises:
@@ -47,8 +48,8 @@ def reuse_of(spec: str, given: Mapping[str, Any] | None = None) -> Reuse | None:
             has = f"; it has {', '.join(sorted(taken))}" if taken else ""
             raise ChaiError(f"{named} has no option {key!r}{has}")
     made = [kind(**{key: converted(kind, key, options[key]) for key in named_fields(kind) & options.keys()}) for kind in kinds]
-    if len(made) > 2:
-        raise ChaiError(f"{named} is more than two methods; at most two go together")
+    if len(made) > 1 and (len(made) > 2 or names[0] == SECOND or names[1] != SECOND):
+        raise ChaiError(f"{named} is no method: two go together as one that says where to start and {SECOND}, nirvana+{SECOND}")
     if len(made) == 2:
         from chai_cli.reuse.joint import JointOptions
 
