@@ -37,7 +37,7 @@ import sys, torch
 from diffusers import WanPipeline
 pipe = WanPipeline.from_pretrained({str(WEIGHTS)!r}, dtype=torch.float32)
 frames = pipe("a large red ball bounces on a snowy field", height=64, width=64, num_frames=17, num_inference_steps=2,
-              guidance_scale=3.0, max_sequence_length=64).frames
+              guidance_scale=4.0, max_sequence_length=64).frames
 print(frames.shape, "chai_cli" in sys.modules)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True).stdout

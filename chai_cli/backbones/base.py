@@ -155,7 +155,7 @@ def embedded_record() -> ModelRecord:
         num_frames=world.FRAMES,
         fps=world.FPS,
         num_inference_steps=30,
-        guidance_scale=3.0,
+        guidance_scale=4.0,
         flow_shift=3.0,
         max_sequence_length=64,
         memory=0.1,
