@@ -553,10 +553,19 @@ def open_folder(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if note.exists() and note.read_text() != text:
-            raise ChaiError(f"{folder} holds a bench of another workload, model or machine; give --overwrite or another --out")
+            raise ChaiError(f"{folder} holds a bench of another {differs(note, asked)}; give --overwrite or another --out")
         note.write_text(text)
     except OSError as error:
         raise ChaiError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from None
+
+
+def differs(note: Path, asked: dict[str, Any]) -> str:
+    """What the bench of a folder was asked otherwise, in words."""
+    try:
+        before = json.loads(note.read_text())
+        return ", ".join(key for key, value in json.loads(json.dumps(asked)).items() if before.get(key) != value) or "version"
+    except (OSError, ValueError, AttributeError):
+        return "version"
 
 
 def start_over(folder: Path) -> None:
