@@ -331,7 +331,7 @@ def test_without_an_embedder_all_renders_and_stderr_says_what_to_do(
         (("--cache-blocks", "9"), "blocks 1 to 2, not 9"),
         (("--cache-budget", "much"), "write it as 500MB"),
         (("--cache-budget", "0"), "write it as 500MB"),
-        (("--method", "magic"), "there is chai, nirvana, dense"),
+        (("--method", "magic"), "there is chai, nirvana, curvature, dense"),
         (("--width", "60"), "multiples of"),
         (("--num-frames", "8"), "multiple of 4 plus 1"),
     ],
