@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from chai_cli.backbones.base import Backbone, Look, Text
+from chai_cli.backbones.base import Backbone, Look, Text, noise_levels
 from chai_cli.cache import Event
 from chai_cli.denoise import Trajectory, denoise, timed
 from chai_cli.donors import Donors, Found
@@ -175,15 +175,11 @@ class Renderer:
         if self.donors is None:
             return Dense(), None
         reuse, steps = self.donors.reuse, look.num_inference_steps
-        fast = self.sigmas(look, reuse.schedule(steps))
+        fast = noise_levels(self.backbone, look, reuse.schedule(steps))
         found = Found("rendered to be a donor") if fresh else self.donors.find(meaning, look, fast)
         if found.donor:
             return reuse.hit(self.backbone, found.donor), found
-        return Dense(reuse.kept(self.sigmas(look, steps), fast)), found
-
-    def sigmas(self, look: Look, steps: int) -> list[float]:
-        """Noise levels before each of `steps` steps."""
-        return [float(s) for s in self.backbone.schedule(replace(look, num_inference_steps=steps)).sigmas][:steps]
+        return Dense(reuse.kept(noise_levels(self.backbone, look, steps), fast)), found
 
     def account(
         self,

@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -272,6 +272,12 @@ def resolve(record: ModelRecord, settings: Settings, scheduler: str | None) -> L
         for name in ("height", "width", "num_frames", "fps", "num_inference_steps", "guidance_scale")
     }
     return Look(settings.negative_prompt, settings.seed, scheduler=scheduler or "default", **picked)
+
+
+def noise_levels(backbone: Backbone, look: Look, steps: int) -> list[float]:
+    """Sigmas before each of `steps` steps with the look's solver, without the last 0."""
+    scheduler = backbone.schedule(replace(look, num_inference_steps=steps))
+    return [float(sigma) for sigma in scheduler.sigmas][:steps]
 
 
 def load(record: ModelRecord, placement: Placement) -> Backbone:

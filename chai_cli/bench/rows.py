@@ -92,14 +92,14 @@ def row_of(spec: str) -> Row:
     if steps is not None and not (steps.isdecimal() and int(steps) > 0):
         raise ChaiError(f"{spec}: steps must be a whole number from 1, not {steps!r}")
     rest = named + (":" + ",".join(f"{key}={value}" for key, value in parts.items()) if parts else "")
-    row = Row(spec, None if steps is None else int(steps), scheduler)
+    count = None if steps is None else int(steps)
     if named == DENSE or reuses:
-        return Row(row.label, row.steps, row.scheduler, reuse_of(rest))
+        return Row(spec, count, scheduler, reuse_of(rest))
     from chai_cli.bench.peers import PEERS, peer_of
 
     if named not in PEERS:
         raise ChaiError(f"no method named {named!r}; there is {', '.join([*METHODS, DENSE, *PEERS])}")
-    return Row(row.label, row.steps, row.scheduler, None, peer_of(rest))
+    return Row(spec, count, scheduler, None, peer_of(rest))
 
 
 def frontier(full: int, own: str, steps: Sequence[int] = FRONTIER_STEPS) -> list[Row]:

@@ -12,8 +12,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from chai_cli.backbones.base import Backbone, Look, Text, resolve
+from chai_cli.backbones.base import Backbone, Look, Text, noise_levels, resolve
 from chai_cli.bench.fidelity import Critic, Seen
 from chai_cli.bench.peers import MagCache, MagRatios
 from chai_cli.bench.rows import SCHEDULERS, Row
@@ -234,22 +234,19 @@ class Bench:
         assert reuse is not None
         if reuse.useless(look.num_inference_steps):
             return 0.0
-        steps = reuse.kept(*self.sigmas(look, reuse.schedule(look.num_inference_steps)))
-        run = replace(reference.run, kept={step: reference.run.kept[step] for step in steps})
+        run = replace(reference.run, kept={step: reference.run.kept[step] for step in self.kept(row, look)})
         began = time.perf_counter()
         why = donors.keep(meaning, look, run, sum(reference.seconds.values()), reference.frames)
         if why:
             raise ChaiError(f"a dense render could not be kept: {why}")
         return time.perf_counter() - began
 
-    def sigmas(self, look: Look, fast: int) -> tuple[list[float], list[float]]:
-        """Noise levels of the request's own schedule and of a hit's, without the last 0."""
-
-        def levels(steps: int) -> list[float]:
-            scheduler = self.backbone.schedule(replace(look, num_inference_steps=steps))
-            return [float(sigma) for sigma in scheduler.sigmas][:steps]
-
-        return levels(look.num_inference_steps), levels(fast)
+    def kept(self, row: Row, look: Look) -> frozenset[int]:
+        """The steps of a dense run that a row's hits read."""
+        assert row.reuse is not None
+        full = look.num_inference_steps
+        levels = (noise_levels(self.backbone, look, steps) for steps in (full, row.reuse.schedule(full)))
+        return row.reuse.kept(*levels)
 
     def look(self, case: Case, scheduler: str | None, steps: int | None = None) -> Look:
         look = resolve(self.backbone.record, case.settings, scheduler)
@@ -260,7 +257,7 @@ class Bench:
         found: frozenset[int] = frozenset()
         for row in self.rows:
             if row.reuse and (row.scheduler or "default") == look.scheduler:
-                found |= row.reuse.kept(*self.sigmas(look, row.reuse.schedule(look.num_inference_steps)))
+                found |= self.kept(row, look)
         return found
 
     def reference(self, name: str, look: Look, prompt: str, text: Text, keep: bool) -> Reference:
@@ -381,13 +378,14 @@ class Bench:
                 return densely(None)
             if row.peer is not None and row.peer.name == MagCache.name:
                 self.ratios.of(self.backbone, look)  # measured once for a kind of request, and charged to none
-            with self.part(seconds, "denoise"), self.applied(row, look) as method:
+            plain = row.peer.applied(self.backbone, look, self.ratios) if row.peer else nullcontext(Dense())
+            with self.part(seconds, "denoise"), plain as method:
                 run = denoise(self.backbone, method, look, text)
         else:
             donors = self.caches[row.label]
             seconds.update(looked)
             with self.part(seconds, "retrieval"):
-                fast = self.sigmas(look, row.reuse.schedule(look.num_inference_steps))[1]
+                fast = noise_levels(self.backbone, look, row.reuse.schedule(look.num_inference_steps))
                 found = donors.find(meaning, look, fast)
             made = replace(made, why=found.why)
             if found.donor is None or found.entry is None or found.candidate is None:
@@ -407,15 +405,6 @@ class Bench:
         with self.part(seconds, "decode"):
             frames = self.backbone.decode(run.latents)
         return replace(made, steps=len(run.seconds), calls=run.calls, seconds=seconds), frames
-
-    @contextmanager
-    def applied(self, row: Row, look: Look) -> Iterator[Dense]:
-        """The method that renders a row without a donor."""
-        if row.peer is None:
-            yield Dense()
-            return
-        with row.peer.applied(self.backbone, look, self.ratios) as method:
-            yield method
 
     def own_scheduler(self) -> str:
         """The solver that requests get which ask for none."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from chai_cli.backbones.base import noise_levels
 from chai_cli.errors import ChaiError
 from chai_cli.reuse.base import OTHER_LATENTS, Donor, Plan, Step
 
@@ -123,8 +124,7 @@ class FromTrajectory:
 
     def plan(self, look: Look) -> Plan:
         steps = self.options.schedule(look.num_inference_steps)
-        scheduler = self.backbone.schedule(replace(look, num_inference_steps=steps))
-        fast = [float(sigma) for sigma in scheduler.sigmas][:steps]
+        fast = noise_levels(self.backbone, look, steps)
         start = self.options.start(self.donor.similarity, fast)
         self.sigma = fast[start]
         return Plan(steps, start)
