@@ -223,7 +223,7 @@ class Batch:
         found = {}
         for job, meaning in zip(todo, meanings, strict=True):
             try:
-                found[job.file] = donors.look_up(meaning, job.look)
+                found[job.file] = donors.foresee(meaning, job.look)
             except ChaiError:  # a size that the model cannot make: its row will say so
                 continue
         donors.close()
@@ -323,15 +323,14 @@ def told(made: Rendered) -> dict[str, Any]:
     if made.found is None:
         return found
     found |= {"reuse": "miss", "why": made.found.why, "not_stored": made.not_stored}
+    if made.found.donor:
+        found |= {"reuse": "hit", "calls_saved": made.calls_saved, "seconds_saved": round(made.seconds_saved, 4)}
     if made.found.entry and made.found.candidate:
         found |= {
-            "reuse": "hit",
             "donor": made.found.entry.id,
             "donor_prompt": made.found.entry.prompt,
             "similarity": round(made.found.candidate.similarity, 4),
             "shared": [asdict(pair) for pair in made.found.candidate.shared],
-            "calls_saved": made.calls_saved,
-            "seconds_saved": round(made.seconds_saved, 4),
         }
     return found
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class Trajectory:
         latents: [1, C, T, H, W], float32: clean unless the plan stopped early.
         sigmas: Noise level before each step of the schedule, then the last.
         kept: Latents as they entered the recorded steps (0-based), on the CPU.
+        estimates: What the model took for the clean latents at these steps.
         seconds: Wall time of each step that ran.
         calls: Transformer forwards in all.
     """
@@ -29,6 +31,7 @@ class Trajectory:
     latents: Tensor
     sigmas: list[float]
     kept: dict[int, Tensor] = field(default_factory=dict)
+    estimates: dict[int, Tensor] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     calls: int = 0
 
@@ -50,6 +53,14 @@ def synchronise(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def leap(scheduler: Any, steps: Sequence[int]) -> None:
+    """Leave only some steps (from 0, rising) of a scheduler whose timesteps are set: it goes from each straight to the next."""
+    chosen = list(steps)
+    scheduler.timesteps = scheduler.timesteps[chosen]
+    scheduler.sigmas = torch.cat([scheduler.sigmas[chosen], scheduler.sigmas[-1:]])
+    scheduler.num_inference_steps = len(chosen)
+
+
 @torch.no_grad()
 def denoise(
     backbone: Backbone,
@@ -69,6 +80,8 @@ def denoise(
     """
     plan = method.plan(look)
     scheduler = backbone.schedule(replace(look, num_inference_steps=plan.num_inference_steps))
+    if plan.leaps is not None:
+        leap(scheduler, plan.leaps)
     scheduler.set_begin_index(plan.start_step)
     sigmas = [float(s) for s in scheduler.sigmas]
     trajectory = Trajectory(method.start(backbone.noise(look), plan), sigmas)
@@ -76,13 +89,15 @@ def denoise(
     stop = total if plan.stop_step is None else min(plan.stop_step, total)
     for index in range(plan.start_step, stop):
         step = Step(index, total, sigmas[index], scheduler.timesteps[index])
-        if index in plan.record:
-            trajectory.kept[index] = trajectory.latents.cpu().clone()
+        before = trajectory.latents
         with timed(backbone.device, trajectory.seconds.append), method.around(step):
             context = {"step_index": index, "sigma": step.sigma, "num_inference_steps": total}
-            velocity, calls = backbone.velocity(trajectory.latents, step.timestep, text, look.guidance_scale, context)
-            stepped = scheduler.step(velocity, step.timestep, trajectory.latents, return_dict=False)[0]
-            trajectory.latents = method.after(step, stepped)
+            velocity, calls = backbone.velocity(before, step.timestep, text, look.guidance_scale, context)
+            stepped = scheduler.step(velocity, step.timestep, before, return_dict=False)[0]
+            estimate = before - step.sigma * velocity
+            trajectory.latents = method.after(step, stepped, before, estimate)
+        if index in plan.record:
+            trajectory.kept[index], trajectory.estimates[index] = before.cpu().clone(), estimate.cpu()
         trajectory.calls += calls
         on_step(index + 1 - plan.start_step, stop - plan.start_step)
     return trajectory

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,13 +19,17 @@ from chai_cli.cache import Event
 from chai_cli.embed import Embedder, load_embedder
 from chai_cli.errors import ChaiError, first_line
 from chai_cli.retrieve import ENTITY, PROMPT, Candidate, Lookup, Meaning, Retriever, reason, understand
-from chai_cli.reuse.base import Donor, Reuse
+from chai_cli.reuse.base import Donor, Learner, Reuse
 from store import Entry, LatentStore, StoreError, Vector, namespace
 
 if TYPE_CHECKING:
+    from chai_cli.backbones.base import Backbone
     from chai_cli.denoise import Trajectory
 
+ESTIMATE = "estimate"  # and the step: name of a clean estimate in an entry
 LOOKED_AT = 8  # candidates whose latents may be read
+GROWTH = 1.5  # the cache must have grown so much before a method learns from it anew
+PAGES = 1.3  # an entry on disk over its latents: vectors, thumbnail, half-filled pages
 THUMBNAIL = 128  # pixels of the longer side
 
 
@@ -56,6 +62,8 @@ class Found:
     """The donor of a request, or why there is none.
 
     Attributes:
+        entry: The donor's; of a lesson, one of those it was learned from.
+        candidate: How request and donor are alike; None of a lesson, which has no donor of its own.
         others: Entries of further donors, for a method that reads several.
     """
 
@@ -64,6 +72,21 @@ class Found:
     entry: Entry | None = None
     candidate: Candidate | None = None
     others: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Many donors for all requests of a kind, or why there are too few.
+
+    Attributes:
+        size: Entries in the cache when they were gathered.
+        entry: One of theirs.
+    """
+
+    size: int
+    why: str
+    donor: Donor | None = None
+    entry: Entry | None = None
 
 
 @dataclass
@@ -86,6 +109,8 @@ class Donors:
     embedder: Embedder | None = None
     trouble: str = ""
     dense_seconds: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
+    gathered: dict[tuple[Any, ...], Gathered] = field(default_factory=dict)
+    counted: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -124,6 +149,43 @@ class Donors:
         """What the method looks for: a method that goes by whole prompts does not ask for entities."""
         return meaning if self.reuse.by_prompt is None else meaning.unnamed()
 
+    def foresee(self, meaning: Meaning, look: Look) -> Lookup:
+        """What a look-up would find, without reading latents."""
+        if not isinstance(self.reuse, Learner):
+            return self.look_up(meaning, look)
+        key = (self.namespace(look), *solved(look).values())
+        if key not in self.counted:
+            self.counted[key] = len(self.teachers(look))
+        count, least = self.counted[key], self.reuse.least_donors
+        if count < least:
+            return Lookup((), few(count, least))
+        return replace(self.look_up(meaning, look), why=learned(min(count, self.reuse.donors)))
+
+    def entry_bytes(self, look: Look) -> int:
+        """What an entry will take on disk, about."""
+        width = {"float32": 4, "int8": 1}.get(self.options.numbers, 2)
+        return math.ceil(math.prod(self.files.latent_shape(look)) * width * self.reuse.latents_kept * PAGES) + 16_384
+
+    def too_small(self, look: Look) -> str:
+        """Why the cache can never hold what hits of this size need; empty if it can."""
+        room = self.options.budget // self.entry_bytes(look)
+        least = self.reuse.least_donors if isinstance(self.reuse, Learner) else 1
+        if room >= least:
+            return ""
+        needed = math.ceil(least * self.entry_bytes(look) / 10**6)
+        return f"the cache has room for {room} of the {least} renders that hits need; give --cache-budget {needed}MB or more"
+
+    def teaches(self, entry: Entry, look: Look) -> bool:
+        """Whether a `Learner` can learn from an entry: solved like the request, and kept with its clean estimates."""
+        wanted = solved(look)
+        estimates = any(name.startswith(ESTIMATE) for name in entry.latents)
+        return estimates and {key: entry.schedule.get(key) for key in wanted} == wanted
+
+    def teachers(self, look: Look) -> list[Entry]:
+        """All entries that a `Learner` can learn from, oldest first."""
+        name = self.namespace(look)
+        return [entry for entry in self.store.entries() if entry.namespace == name and self.teaches(entry, look)]
+
     def look_up(self, meaning: Meaning, look: Look) -> Lookup:
         """Entries that share something with the prompt, from their vectors alone.
 
@@ -143,6 +205,8 @@ class Donors:
         if useless := self.reuse.useless(look.num_inference_steps):
             return Found(useless)
         try:
+            if isinstance(self.reuse, Learner):
+                return self.find_many(self.reuse, look, fast)
             lookup = self.look_up(meaning, look)
             why, found = lookup.why, None
             others: list[tuple[Donor, Entry]] = []
@@ -169,10 +233,43 @@ class Donors:
         except Exception as error:  # whatever is wrong with a cache, the video is rendered
             return Found(told(error))
 
+    def find_many(self, reuse: Learner, look: Look, fast: Sequence[float]) -> Found:
+        """What the method learned from many entries, once for all requests that are solved alike."""
+        key = (self.namespace(look), *solved(look).values())
+        known, size = self.gathered.get(key), len(self.store)
+        if known is None or (size > known.size if known.donor is None else size >= GROWTH * known.size):
+            known = self.gathered[key] = self.gather(reuse, look, fast)
+        return Found(known.why, known.donor, known.entry)
+
+    def gather(self, reuse: Learner, look: Look, fast: Sequence[float]) -> Gathered:
+        """Learn from the newest entries that were solved like this request and hold what the method reads."""
+        size, least = len(self.store), reuse.least_donors
+        entries = self.teachers(look)
+        count = 0
+
+        def fitting() -> Iterator[Donor]:
+            nonlocal count
+            for entry in reversed(entries):
+                with suppress(KeyError):
+                    donor = self.donor(entry)
+                    if not reuse.unfit(donor, fast):
+                        count += 1
+                        yield donor
+                if count == reuse.donors:
+                    return
+
+        if len(entries) >= least:
+            lesson = reuse.learn(cast("Backbone", self.files), look, fitting())
+            if count >= least:
+                return Gathered(size, learned(count), Donor(lesson=lesson), entries[-1])
+            return Gathered(size, f"only {count} of {len(entries)} renders hold the latents that these options read")
+        return Gathered(size, few(len(entries), least))
+
     def donor(self, entry: Entry) -> Donor:
         kept = self.store.latents(entry.id)
         sigmas = {int(step): sigma for step, sigma in entry.schedule["sigmas"].items()}
-        return Donor({step: kept[f"step{step}"] for step in sigmas}, sigmas, kept.get("clean"))
+        estimates = {step: kept[f"{ESTIMATE}{step}"] for step in sigmas if f"{ESTIMATE}{step}" in kept}
+        return Donor({step: kept[f"step{step}"] for step in sigmas}, sigmas, kept.get("clean"), estimates=estimates)
 
     def keep(self, meaning: Meaning | None, look: Look, run: Trajectory, seconds: float, frames: np.ndarray) -> str:
         """Store a dense render. Returns why it was not stored, or nothing."""
@@ -184,14 +281,14 @@ class Donors:
             return "too few steps to be a donor"
         size = (look.height, look.width, look.num_frames)
         schedule = {
-            "scheduler": look.scheduler,
-            "num_inference_steps": look.num_inference_steps,
-            "guidance_scale": look.guidance_scale,
+            **solved(look),
             "sigmas": {str(step): run.sigmas[step] for step in run.kept},
         }
         name = self.record.name
         entry = Entry(meaning.prompt, meaning.entities, self.namespace(look), name, look.seed, schedule, size, seconds)
         latents = {f"step{step}": value for step, value in run.kept.items()}
+        if isinstance(self.reuse, Learner):
+            latents |= {f"{ESTIMATE}{step}": value for step, value in run.estimates.items()}
         if self.reuse.keeps_clean:
             latents["clean"] = run.latents
         try:
@@ -218,7 +315,7 @@ class Donors:
         if self.trouble or self.options.readonly:
             return
         try:
-            if found and found.entry:
+            if found and found.entry and found.candidate:
                 self.store.touch(found.entry.id, steps_saved)
             self.store.log(asdict(replace(event, time=time.time())))
         except Exception:
@@ -226,6 +323,23 @@ class Donors:
 
     def close(self) -> None:
         self.store.close()
+
+
+def learned(count: int) -> str:
+    return f"learned from {count} full renders"
+
+
+def few(count: int, least: int) -> str:
+    return f"{count} of the {least} full renders to learn from"
+
+
+def solved(look: Look) -> dict[str, Any]:
+    """How a request is solved: what must be the same for the errors of its steps to be."""
+    return {
+        "scheduler": look.scheduler,
+        "num_inference_steps": look.num_inference_steps,
+        "guidance_scale": look.guidance_scale,
+    }
 
 
 def told(error: Exception) -> str:

@@ -23,7 +23,7 @@ class Progress(Protocol):
 def outcome(row: Row) -> str:
     took = f" in {row.seconds['total']:.2f} s" if "total" in row.seconds else ""
     if row.reuse == "hit":
-        took += f", hit: {clip_text(row.donor_prompt, 60)}"
+        took += f", hit: {clip_text(row.donor_prompt or row.why, 60)}"
     return f"{row.status}{took}" if row.status != "failed" else f"failed: {clip_text(row.why, 200)}"
 
 

@@ -206,13 +206,15 @@ class Renderer:
             steps=made.steps,
             calls=made.model_calls,
         )
-        if found.entry is None:
+        if found.donor is None or found.entry is None:
             why = self.donors.keep(meaning, look, run, so_far, frames)
             self.donors.tell(event)
             return replace(made, not_stored=why)
         saved = self.donors.saved(found, look, so_far)
         calls_saved = made.model_calls // made.steps * (look.num_inference_steps - made.steps)
-        hit = replace(event, kind="hit", donor=found.entry.id, donor_prompt=found.entry.prompt)
+        hit = replace(event, kind="hit")
+        if found.candidate:
+            hit = replace(hit, donor=found.entry.id, donor_prompt=found.entry.prompt)
         self.donors.tell(replace(hit, saved=saved, calls_saved=calls_saved), found, look.num_inference_steps - made.steps)
         return replace(made, calls_saved=calls_saved, seconds_saved=saved)
 

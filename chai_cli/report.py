@@ -153,6 +153,8 @@ def outcome(row: Row) -> str:
     """What became of a prompt: a hit with its donor and what they share, a miss, or why it failed."""
     if row.status != "done":
         return f"{row.status}: {clip_text(row.why, 120)}"
+    if row.reuse == "hit" and not row.donor:
+        return f"hit: {row.why}"
     if row.reuse == "hit":
         pairs = [
             f"{pair['entity']} {pair['similarity']:.2f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,11 @@ from chai_cli.progress import Progress
 from chai_cli.prompts import Request
 from chai_cli.render import Renderer, Understood, is_out_of_memory
 from chai_cli.report import Row
-from chai_cli.retrieve import Meaning, choose_donors
+from chai_cli.retrieve import Cover, Meaning, choose_donors
+from chai_cli.reuse.base import Learner
+from store import Entry
 
 MOST = 20_000  # prompts; who helps whom is a table of their square
-PAGES = 1.3  # an entry on disk over its latents: vectors, thumbnail, half-filled pages
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,6 @@ class Choice:
         return f"{len(self.chosen)} of {self.total} prompts cover {self.covered}{there}"
 
 
-def entry_bytes(donors: Donors, look: Look) -> int:
-    """What an entry will take on disk, about."""
-    width = {"float32": 4, "int8": 1}.get(donors.options.numbers, 2)
-    return math.ceil(math.prod(donors.files.latent_shape(look)) * width * donors.reuse.latents_kept * PAGES) + 16_384
-
-
 def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, donors: Donors, limit: int | None) -> Choice:
     """Greedy cover within each namespace (prompts of different sizes cannot help each other), within the cache's budget.
 
@@ -70,15 +64,40 @@ def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, 
         already = donors.meanings(name)
         retriever = donors.retriever
         similar = retriever.min_similarity, retriever.min_prompt_similarity
-        room = max(1, donors.options.budget // entry_bytes(donors, group[0][1]))
+        room = max(1, donors.options.budget // donors.entry_bytes(group[0][1]))
         wanted = [donors.wanted(meaning) for meaning in meanings]
         known = [donors.wanted(one) for one in already]
-        cover = choose_donors(wanted, similar[0], limit, room, known, similar[1], retriever.min_coverage)
+        if isinstance(donors.reuse, Learner):
+            cover = spread(
+                [request.prompt for request, _ in group], donors.teachers(group[0][1]), donors.reuse, min(room, limit or room)
+            )
+        else:
+            cover = choose_donors(wanted, similar[0], limit, room, known, similar[1], retriever.min_coverage)
         cached += cover.covered - sum(cover.gains)
         ranked += [(gain, (*group[place], meanings[place])) for place, gain in zip(cover.chosen, cover.gains, strict=True)]
     ranked.sort(key=lambda pair: -pair[0])
     ranked = ranked[:limit]
     return Choice([what for _, what in ranked], cached + sum(gain for gain, _ in ranked), len(requests), cached)
+
+
+def spread(prompts: list[str], known: list[Entry], reuse: Learner, most: int) -> Cover:
+    """As many prompts as a method lacks to learn well, from all over the file; with them it serves every prompt.
+
+    Args:
+        known: Entries that it can learn from.
+        most: At most so many are chosen.
+    """
+    there = {entry.prompt for entry in known}
+    free = [place for place, prompt in enumerate(prompts) if prompt not in there]
+    lacking = min(max(0, reuse.good_donors - len(known)), len(free), most)
+    chosen = [free[number * len(free) // lacking] for number in range(lacking)]
+    if len(known) + lacking < reuse.least_donors:
+        return Cover(chosen, [1] * lacking, lacking, len(prompts))
+    already = len(known) >= reuse.least_donors
+    gains = [0 if already else 1] * lacking
+    if lacking and not already:
+        gains[0] += len(prompts) - lacking
+    return Cover(chosen, gains, len(prompts), len(prompts))
 
 
 def warm(choice: Choice, renderer: Renderer, progress: Progress, report: Callable[[Row], None]) -> None:

@@ -464,7 +464,7 @@ def test_differences_between_clips() -> None:
         ("dense:scheduler=ddim", "the scheduler is one of"),
         ("nirvana:start-sigma=2", "between 0 (clean) and 1"),
         ("chai+nirvana+chai", "two go together as one that says where to start"),
-        ("nirvana+curvature", "two go together as one that says where to start"),
+        ("nirvana+correction", "two go together as one that says where to start"),
     ],
 )
 def test_a_row_that_cannot_be_is_one_sentence(spec: str, said: str) -> None:

@@ -21,7 +21,7 @@ from tests.conftest import rows_of, videos_of
 
 Reuse = Callable[..., Result]
 CLIP = find_record("embedded").embedder
-FEW = ("--steps", "4", "--fast-steps", "2", "--cache-steps", "2", "--no-metadata")
+FEW = ("--steps", "4", "--method", "chai", "--fast-steps", "2", "--cache-steps", "2", "--no-metadata")
 
 
 @pytest.fixture
@@ -212,6 +212,115 @@ def test_several_donors_are_read_where_there_are(nirvana: Reuse, tmp_path: Path)
     assert alone != three
 
 
+# Hits that learn from many renders
+
+MANY = [RED, BLUE, "a green ring in a city", "a white heart at sea", "a pink cross in space", "a yellow square in the desert"]
+LEARNING = "correction:fast-steps=3"
+
+
+def test_after_four_full_renders_every_prompt_hits_related_or_not(
+    nirvana: Reuse, chai: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = nirvana(MANY, method=LEARNING)
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "out")
+    assert [row["reuse"] for row in rows] == ["miss"] * 4 + ["hit"] * 2
+    assert [row["why"] for row in rows[:4]] == [f"{n} of the 4 full renders to learn from" for n in range(4)]
+    for row in rows[4:]:
+        assert (row["steps"], row["model_calls"], row["calls_saved"], row["donor"]) == (3, 6, 14, "")
+        assert row["why"] == "learned from 4 full renders"
+    assert "hit: learned from 4 full renders" in " ".join(result.output.replace("│", " ").split())
+    assert len(LatentStore(tmp_path / "cache")) == 4
+    found = json.loads(chai("stats", "--cache", tmp_path / "cache", "--json").stdout)
+    assert (found["lookups"], found["hits"], found["donors"]) == (6, 2, [])
+
+
+def test_what_was_learned_does_not_depend_on_who_asks_first(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana(MANY[:5], method=LEARNING, out="donors")
+    for order, out in ((MANY[4:], "forward"), (MANY[:3:-1], "backward")):
+        nirvana(order, "--read-only-cache", "--no-metadata", method=LEARNING, out=out)
+    forward = bytes_of(tmp_path / "forward")
+    assert forward == bytes_of(tmp_path / "backward")
+    assert len(forward) == 2
+
+
+def test_it_learns_once_in_a_run_and_anew_when_the_cache_has_grown_by_half(
+    nirvana: Reuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import chai_cli.reuse.correction as correction
+
+    whole, fits = correction.fit, []
+    monkeypatch.setattr(correction, "fit", lambda *given: (fits.append(1), whole(*given))[1])
+    nirvana(MANY, method=LEARNING)
+    assert len(fits) == 1
+    nirvana(MANY, "--overwrite", method="correction:fast-steps=3,least=6", out="more")
+    assert len(fits) == 2  # two were rendered in full before there were six
+
+
+@pytest.mark.parametrize("other", [("--guidance-scale", "2"), ("--scheduler", "unipc"), ("--steps", "8")], ids=lambda o: o[0])
+def test_renders_that_were_solved_otherwise_teach_nothing(nirvana: Reuse, tmp_path: Path, other: tuple[str, ...]) -> None:
+    nirvana(MANY[:4], method=LEARNING, out="donors")
+    nirvana(MANY[4:5], *other, method=LEARNING)
+    (row,) = rows_of(tmp_path / "out")
+    assert (row["reuse"], row["why"]) == ("miss", "0 of the 4 full renders to learn from")
+
+
+def test_entries_without_what_it_reads_are_told_and_damaged_ones_left_out(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana(MANY[:4], method=LEARNING, out="donors")
+    nirvana(MANY[4:5], method="correction:fast-steps=4")
+    assert rows_of(tmp_path / "out")[0]["why"] == "only 0 of 4 renders hold the latents that these options read"
+    store = LatentStore(tmp_path / "cache")
+    with store.environment.transaction(write=True) as txn:
+        first = store.ids()[0]
+        data = bytearray(txn.get(bytes.fromhex(first), db=store.environment.db["latents"]))
+        data[len(data) // 2] ^= 0xFF
+        txn.put(bytes.fromhex(first), bytes(data), db=store.environment.db["latents"])
+    store.close()
+    nirvana(MANY[5:], method=LEARNING, out="damaged")
+    (row,) = rows_of(tmp_path / "damaged")
+    assert (row["status"], row["reuse"]) == ("done", "miss")
+    assert "only 3 of" in row["why"]
+
+
+def test_a_dry_run_knows_whether_there_is_enough_to_learn_from(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana(MANY[:3], method=LEARNING)
+    assert "(0 of them hits on the present cache)" in nirvana(MANY[4:], "--dry-run", method=LEARNING).output
+    nirvana(MANY[:4], method=LEARNING)
+    result = nirvana(MANY[4:], "--dry-run", method=LEARNING, out="more")
+    assert "2 to render (2 of them hits on the present cache)" in result.output
+    assert "learned from 4 full renders" in result.output
+
+
+def test_a_cache_too_small_to_learn_from_is_told_at_once(nirvana: Reuse) -> None:
+    result = nirvana([RED], "--cache-budget", "120KB", method="correction:fast-steps=3")
+    assert result.exit_code == 0
+    assert "renders that hits need; give --cache-budget" in " ".join(result.stderr.split())
+
+
+def test_warm_renders_as_many_as_it_takes_to_learn_well_from_all_over_the_file(
+    chai: Callable[..., Result], nirvana: Reuse, tiny_folder: Path, tmp_path: Path
+) -> None:
+    prompts = [
+        f"a {colour} {shape} at sea" for shape in ("ball", "ring", "cross") for colour in ("red", "blue", "pink", "white")
+    ]
+    (tmp_path / "warm.txt").write_text("\n".join(prompts))
+    size = ("--height", "64", "--width", "64", "--num-frames", "9", "--steps", "10", "--scheduler", "euler")
+    command = ("cache", "warm", tmp_path / "warm.txt", "--model", tiny_folder, *size, "--cache", tmp_path / "cache")
+    command = (*command, "--embedder", CLIP, "--method", LEARNING)
+    result = chai(*command, "--limit", "4")
+    assert "4 of 12 prompts cover 12" in result.output
+    assert {entry.prompt.split()[2] for entry in LatentStore(tmp_path / "cache").entries()} == {"ball", "ring", "cross"}
+    assert "8 of 12 prompts cover 12 (the cache covers 12 already)" in chai(*command, "--dry-run").output
+    nirvana(prompts[:2], method=LEARNING)
+    assert reused(tmp_path / "out") == ["hit", "hit"]
+
+
+def test_an_option_of_another_method_says_whose_it_is(nirvana: Reuse) -> None:
+    result = nirvana([RED], "--match", "sigma", method="correction")
+    assert result.exit_code == 2
+    assert "correction has no option 'match'; --method chai has" in result.stderr
+
+
 def test_min_coverage_asks_for_more_than_one_shared_entity(reuse: Reuse, tmp_path: Path) -> None:
     reuse([RED, RELATED], "--min-coverage", "0.6")
     row = rows_of(tmp_path / "out")[1]
@@ -331,7 +440,7 @@ def test_without_an_embedder_all_renders_and_stderr_says_what_to_do(
         (("--cache-blocks", "9"), "blocks 1 to 2, not 9"),
         (("--cache-budget", "much"), "write it as 500MB"),
         (("--cache-budget", "0"), "write it as 500MB"),
-        (("--method", "magic"), "there is chai, nirvana, curvature, dense"),
+        (("--method", "magic"), "there is chai, nirvana, correction, dense"),
         (("--width", "60"), "multiples of"),
         (("--num-frames", "8"), "multiple of 4 plus 1"),
     ],
@@ -408,7 +517,7 @@ def warm(chai: Callable[..., Result], tiny_folder: Path, tmp_path: Path) -> Call
         file = tmp_path / "warm.txt"
         file.write_text("\n".join(prompts), "utf-8")
         size = ("--height", "64", "--width", "64", "--num-frames", "9", "--cache", tmp_path / "cache", "--embedder", CLIP)
-        few = ("--steps", "4", "--fast-steps", "2", "--cache-steps", "2")
+        few = ("--steps", "4", "--method", "chai", "--fast-steps", "2", "--cache-steps", "2")
         return chai("cache", "warm", file, "--model", tiny_folder, *size, *few, *options)
 
     return run

@@ -24,7 +24,11 @@ SAMPLED = 65_536  # bytes read at the head and the tail of each weight file to t
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """A model: where it is, what it likes. Sizes in pixels, memory in GiB for bf16 weights (fp32 for the embedded one)."""
+    """A model: where it is, what it likes. Sizes in pixels, memory in GiB for bf16 weights (fp32 for the embedded one).
+
+    Attributes:
+        fast_steps: Steps that corrected hits need, where that was measured.
+    """
 
     name: str
     family: str
@@ -41,6 +45,7 @@ class ModelRecord:
     max_sequence_length: int = 512
     memory: float | None = None
     embedder: str = "ViT-B-32"
+    fast_steps: int | None = None
     unknown_words: Callable[[str], list[str]] | None = field(default=None, compare=False)
 
 
@@ -159,6 +164,7 @@ def embedded_record() -> ModelRecord:
         flow_shift=3.0,
         max_sequence_length=64,
         memory=0.1,
+        fast_steps=4,
         embedder=str(Path(__file__).parents[1] / "embedded" / "weights" / "clip"),
         unknown_words=captions.unknown_words,
     )

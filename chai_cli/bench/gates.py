@@ -17,6 +17,7 @@ from chai_cli.bench.statistics import upper_bound
 from chai_cli.bench.summary import Table
 from chai_cli.bench.workload import value
 from chai_cli.embedded.world import ATTRIBUTES
+from chai_cli.reuse.base import Learner
 
 ALLOWED = 0.05  # unsafe hits, at most
 LEAST = 20  # hits in each half
@@ -69,7 +70,7 @@ def gates(table: Table) -> list[Gate]:
     found = []
     for row in table.rows:
         hits = hit_cases(table, row.label)
-        if row.reuse is None or len(hits) < 2 * LEAST:
+        if row.reuse is None or isinstance(row.reuse, Learner) or len(hits) < 2 * LEAST:
             continue
         made = [table.made[row.label, i] for i in hits]
         unsafe = np.array([is_unsafe(table, row.label, i) for i in hits])

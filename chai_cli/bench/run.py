@@ -51,7 +51,8 @@ class Measurement:
         case: Index of the request.
         request: Digest of its prompt and settings.
         session: When the process began that measured it: seconds of different sessions are not of the same machine state.
-        donors: Indices among the workload's donors, or of earlier requests as -1 - index; empty for a miss.
+        donors: Indices among the workload's donors, or of earlier requests as -1 - index; empty for a miss, and for a method that
+            learns from many.
         similarity, coverage: What retrieval knew of a hit, see `retrieve.Candidate`.
         shared: Entities that request and donor share, with their cosine.
         seconds: By part: text, retrieval, denoise, decode, write, store. Text and writing do not depend on the row; they are
@@ -234,7 +235,12 @@ class Bench:
         assert reuse is not None
         if reuse.useless(look.num_inference_steps):
             return 0.0
-        run = replace(reference.run, kept={step: reference.run.kept[step] for step in self.kept(row, look)})
+        steps, whole = self.kept(row, look), reference.run
+        run = replace(
+            whole,
+            kept={step: whole.kept[step] for step in steps},
+            estimates={step: whole.estimates[step] for step in steps},
+        )
         began = time.perf_counter()
         why = donors.keep(meaning, look, run, sum(reference.seconds.values()), reference.frames)
         if why:
@@ -388,16 +394,17 @@ class Bench:
                 fast = noise_levels(self.backbone, look, row.reuse.schedule(look.num_inference_steps))
                 found = donors.find(meaning, look, fast)
             made = replace(made, why=found.why)
-            if found.donor is None or found.entry is None or found.candidate is None:
+            if found.donor is None or found.entry is None:
                 return densely(row.scheduler, **seconds)
-            made = replace(
-                made,
-                hit=True,
-                donors=[place for entry in (found.entry, *found.others) if (place := self.place(entry)) is not None],
-                similarity=round(found.candidate.similarity, 4),
-                coverage=round(found.candidate.coverage, 4),
-                shared=[asdict(pair) for pair in found.candidate.shared],
-            )
+            made = replace(made, hit=True)
+            if found.candidate:
+                made = replace(
+                    made,
+                    donors=[place for entry in (found.entry, *found.others) if (place := self.place(entry)) is not None],
+                    similarity=round(found.candidate.similarity, 4),
+                    coverage=round(found.candidate.coverage, 4),
+                    shared=[asdict(pair) for pair in found.candidate.shared],
+                )
             with self.part(seconds, "denoise"):
                 run = denoise(self.backbone, row.reuse.hit(self.backbone, found.donor), look, text)
             with self.part(seconds, "store"):
@@ -474,6 +481,7 @@ def save_run(path: Path, request: str, run: Trajectory, seconds: dict[str, float
     """
     told = {"sigmas": run.sigmas, "step_seconds": run.seconds, "calls": run.calls, "seconds": seconds, "memory": memory}
     tensors = {"clean": run.latents.cpu().contiguous(), **{f"step{step}": kept for step, kept in run.kept.items()}}
+    tensors |= {f"estimate{step}": seen.contiguous() for step, seen in run.estimates.items()}
     beside = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -491,8 +499,13 @@ def load_run(path: Path, request: str, needs: frozenset[int]) -> tuple[Trajector
             if note.get("request") != request or not {f"step{step}" for step in needs} <= names:
                 return None
             told = json.loads(note["run"])
-            kept = {int(name[4:]): file.get_tensor(name) for name in names if name.startswith("step")}
-            run = Trajectory(file.get_tensor("clean"), told["sigmas"], kept, told["step_seconds"], told["calls"])
+            parts = {
+                part: {int(name[len(part) :]): file.get_tensor(name) for name in names if name.startswith(part)}
+                for part in ("step", "estimate")
+            }
+            run = Trajectory(
+                file.get_tensor("clean"), told["sigmas"], parts["step"], parts["estimate"], told["step_seconds"], told["calls"]
+            )
             return run, told["seconds"], told["memory"]
     except (OSError, SafetensorError, AttributeError, KeyError, ValueError):
         return None

@@ -15,11 +15,11 @@ from chai_cli.commands import options as o
 EXAMPLES = """
 Examples:\n
   chai bench --limit 16\n
-  chai bench --policy hits --donors 64 --row chai --row chai:match=sigma --row nirvana:scheduler=euler\n
+  chai bench --policy hits --donors 64 --row correction:fast-steps=4 --row chai --row nirvana:scheduler=euler\n
   chai bench --prompts prompts.txt --policy warm --donors 20 --model wan2.1-t2v-1.3b\n
   chai bench --compare bench/bench.json other/bench.json
 """
-ROWS = ("chai", "nirvana:scheduler=euler")
+ROWS = ("correction:fast-steps=4", "chai", "nirvana:scheduler=euler")
 WORKLOAD, MEASURE = "The workload", "What is measured"
 
 
@@ -81,7 +81,9 @@ def bench(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Rows that answer a question: published, variants or starts.", rich_help_panel=MEASURE),
+        typer.Option(
+            "--set", help="Rows that answer a question: correction, published, variants or starts.", rich_help_panel=MEASURE
+        ),
     ] = None,
     peers: Annotated[
         bool, typer.Option("--peers", help="Also the in-request caches of diffusers and cache-dit.", rich_help_panel=MEASURE)

@@ -50,7 +50,7 @@ def gen(
     method: Annotated[
         str,
         typer.Option(help=o.METHOD_HELP, rich_help_panel=o.CACHE),
-    ] = "chai",
+    ] = o.METHOD,
     cache: o.CacheOption = None,
     cache_budget: o.BudgetOption = "1GB",
     cache_policy: o.PolicyOption = o.Policy.lru,
@@ -92,7 +92,8 @@ def gen(
     from chai_cli.backbones.base import Placement, find_record
     from chai_cli.batch import Batch, Options
 
-    reuse = o.method_of(method, fast_steps, match, cache_steps, cache_blocks, cache_mode, cache_sides)
+    record = find_record(model)
+    reuse = o.method_of(method, record, fast_steps, match, cache_steps, cache_blocks, cache_mode, cache_sides)
     if no_cache:
         reuse = None
     caching = o.cache_options(
@@ -108,7 +109,6 @@ def gen(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
-    record = find_record(model)
     requests, bad = o.requests_of(prompts, settings)
     if limit is not None:
         requests = [r for r in requests if r.index <= limit]

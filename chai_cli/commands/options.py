@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from chai_cli.backbones.base import Backbone
+    from chai_cli.backbones.base import Backbone, ModelRecord
     from chai_cli.donors import CacheOptions, Donors
     from chai_cli.progress import Progress
     from chai_cli.prompts import BadLine, Request, Settings
@@ -140,7 +140,11 @@ EmbedderOption = Annotated[
 ]
 FastStepsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Solver steps of a hit (default: 8; nirvana: those of the request).", rich_help_panel=REUSE),
+    typer.Option(
+        min=1,
+        help="Solver steps of a hit (default: 8, of the bundled model 4; nirvana: those of the request).",
+        rich_help_panel=REUSE,
+    ),
 ]
 MatchOption = Annotated[
     Match | None,
@@ -163,9 +167,10 @@ CacheModeOption = Annotated[
 CacheSidesOption = Annotated[
     CacheSides | None, typer.Option(help="Sides of guidance that read it (default: both).", rich_help_panel=REUSE)
 ]
+METHOD = "correction"
 METHOD_HELP = (
-    "chai attends to what related prompts left in the cache, nirvana starts from it, dense is plain full-step sampling. "
-    "Options of a method may stand behind it: nirvana:source=clean."
+    "correction takes few steps and mends them by what full renders in the cache teach; chai attends to a related render, "
+    "nirvana starts from it; dense is plain full-step sampling. Options of a method may stand behind it: nirvana:source=clean."
 )
 
 
@@ -215,6 +220,7 @@ def requests_of(prompts: str, settings: Settings) -> tuple[list[Request], list[B
 
 def method_of(
     method: str,
+    record: ModelRecord,
     fast_steps: int | None,
     match: Match | None,
     steps: str | None,
@@ -225,8 +231,9 @@ def method_of(
     """The method of a command line; None for one that reuses nothing."""
     from chai_cli.reuse import DENSE, reuse_of
 
+    measured = record.fast_steps if method.partition(":")[0] == METHOD else None
     given = {
-        "fast_steps": fast_steps,
+        "fast_steps": measured if fast_steps is None else fast_steps,
         "match": match and match.value,
         "steps": steps and numbers("--cache-steps", steps),
         "blocks": blocks and numbers("--cache-blocks", blocks),
@@ -259,10 +266,14 @@ def open_donors(backbone: Backbone, reuse: Reuse | None, options: CacheOptions, 
     """The cache for a run; a cache that cannot be used is told about, and costs no video."""
     if reuse is None:
         return None
+    from chai_cli.backbones.base import resolve
     from chai_cli.donors import Donors
+    from chai_cli.prompts import Settings
 
     reuse.check(backbone)
     donors = Donors(backbone.record, backbone, reuse, options, str(backbone.device))
     if donors.trouble:
         progress.note(f"no reuse: {donors.trouble}")
+    elif why := donors.too_small(resolve(backbone.record, Settings(), None)):
+        progress.note(f"no hits: {why}")
     return donors

@@ -82,7 +82,7 @@ def donors(hits: list[Event]) -> list[dict[str, Any]]:
     """The donors with the most hits."""
     rows: list[dict[str, Any]] = [
         {"id": id, "prompt": some[-1].donor_prompt, "hits": len(some), "seconds_saved": sum(event.saved for event in some)}
-        for id, some in groups(hits, lambda event: event.donor)
+        for id, some in groups([hit for hit in hits if hit.donor], lambda event: event.donor)
     ]
     return sorted(rows, key=lambda row: (-row["hits"], -row["seconds_saved"]))[:DONORS]
 

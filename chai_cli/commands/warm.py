@@ -47,7 +47,7 @@ def warm(
     min_similarity: o.SimilarityOption = None,
     min_coverage: o.CoverageOption = 0.0,
     embedder: o.EmbedderOption = None,
-    method: Annotated[str, typer.Option(help="What the donors are for, as in `chai gen`.", rich_help_panel=o.CACHE)] = "chai",
+    method: Annotated[str, typer.Option(help="What the donors are for, as in `chai gen`.", rich_help_panel=o.CACHE)] = o.METHOD,
     fast_steps: o.FastStepsOption = None,
     match: o.MatchOption = None,
     cache_steps: o.CacheStepsOption = None,
@@ -82,11 +82,11 @@ def warm(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
-    reuse = o.method_of(method, fast_steps, match, cache_steps, cache_blocks)
+    record = find_record(model)
+    reuse = o.method_of(method, record, fast_steps, match, cache_steps, cache_blocks)
     if reuse is None:
         raise ChaiError(f"--method {method} reuses nothing and needs no donors")
     caching = o.cache_options(cache, budget, cache_policy, cache_dtype, tenant, min_similarity, embedder, False, min_coverage)
-    record = find_record(model)
     requests, bad = o.requests_of(prompts, settings)
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
     console = Console(stderr=True)

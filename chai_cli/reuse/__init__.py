@@ -18,7 +18,7 @@ SECOND = "chai"  # the only method that another can go before: it does not say w
 METHODS = {
     "chai": "chai_cli.reuse.cache_attention:CacheAttentionOptions",
     "nirvana": "chai_cli.reuse.trajectory:TrajectoryOptions",
-    "curvature": "chai_cli.reuse.curvature:CurvatureOptions",
+    "correction": "chai_cli.reuse.correction:CorrectionOptions",
 }
 
 
@@ -46,7 +46,9 @@ def reuse_of(spec: str, given: Mapping[str, Any] | None = None) -> Reuse | None:
     for key in options:
         if key not in taken:
             has = f"; it has {', '.join(sorted(taken))}" if taken else ""
-            raise ChaiError(f"{named} has no option {key!r}{has}")
+            other = [name for name in METHODS if name not in names and key in named_fields(options_class(name))]
+            where = f"; --method {' and '.join(other)} has" if other else ""
+            raise ChaiError(f"{named} has no option {key!r}{where}{has}")
     made = [kind(**{key: converted(kind, key, options[key]) for key in named_fields(kind) & options.keys()}) for kind in kinds]
     if len(made) > 1 and (len(made) > 2 or names[0] == SECOND or names[1] != SECOND):
         raise ChaiError(f"{named} is no method: two go together as one that says where to start and {SECOND}, nirvana+{SECOND}")

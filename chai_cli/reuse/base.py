@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,18 +24,21 @@ class Plan:
     Attributes:
         num_inference_steps: Steps of the schedule.
         start_step, stop_step: From 0; the first that runs, and the first that does not (None: all run).
-        record: Steps whose entering latents are kept.
+        record: Steps whose entering latents, and the clean estimates there, are kept.
+        leaps: The steps (from 0) of the schedule that run, where not all do: the solver goes from one straight to the next. Other
+            numbers of steps then count these.
     """
 
     num_inference_steps: int
     start_step: int = 0
     stop_step: int | None = None
     record: frozenset[int] = frozenset()
+    leaps: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One solver step about to run: sigma 1 is pure noise, 0 is clean."""
+    """One solver step: sigma 1 is pure noise, 0 is clean."""
 
     index: int
     total: int
@@ -50,9 +53,11 @@ class Donor:
     Attributes:
         steps: Latents as they entered some steps (from 0) of its run, [1, C, T, H, W].
         sigmas: Their noise levels, by step.
+        estimates: What its model took for the clean latents at these steps, where they were kept.
         clean: The finished latents, where they were kept.
         similarity: Cosine of its prompt and the request's.
         others: Further donors, the next best, for a method that reads several.
+        lesson: What a `Learner` made of many donors.
     """
 
     steps: Mapping[int, Tensor] = field(default_factory=dict)
@@ -60,6 +65,8 @@ class Donor:
     clean: Tensor | None = None
     similarity: float = 1.0
     others: tuple[Donor, ...] = ()
+    estimates: Mapping[int, Tensor] = field(default_factory=dict)
+    lesson: Any = None
 
     def nearest(self, sigma: float) -> int | None:
         """The kept step whose noise level is nearest; None if that is farther than `SIGMA_TOLERANCE`."""
@@ -109,6 +116,22 @@ class Reuse(Protocol):
         """The method that renders one request with this donor."""
 
 
+@runtime_checkable
+class Learner(Reuse, Protocol):
+    """A method that works something out from many donors at once, related or not; an entry holds the clean estimates too."""
+
+    @property
+    def least_donors(self) -> int:
+        """How many donors it takes; `donors` is how many it reads at most, the newest."""
+
+    @property
+    def good_donors(self) -> int:
+        """How many it learns well from: so many are worth rendering beforehand."""
+
+    def learn(self, backbone: Backbone, look: Look, donors: Iterable[Donor]) -> Any:
+        """What hits of requests that are solved like this one get as `Donor.lesson`. Donors are read one at a time."""
+
+
 class Method(Protocol):
     name: str
 
@@ -121,5 +144,11 @@ class Method(Protocol):
     def around(self, step: Step) -> AbstractContextManager[Any]:
         """What holds while the model runs this step."""
 
-    def after(self, step: Step, latents: Tensor) -> Tensor:
-        """Latents to go on with."""
+    def after(self, step: Step, latents: Tensor, before: Tensor, estimate: Tensor) -> Tensor:
+        """Latents to go on with.
+
+        Args:
+            latents: As the solver left them.
+            before: As they entered the step.
+            estimate: The clean latents that the model saw in them.
+        """

@@ -144,7 +144,7 @@ class CacheAttention:
             return nullcontext()
         return reading(self.backbone.transformers(), lambda context: found, self.options)
 
-    def after(self, step: Step, latents: Tensor) -> Tensor:
+    def after(self, step: Step, latents: Tensor, before: Tensor, estimate: Tensor) -> Tensor:
         return latents
 
 

@@ -75,5 +75,5 @@ class Joint:
     def around(self, step: Step) -> AbstractContextManager[Any]:
         return self.second.around(step)
 
-    def after(self, step: Step, latents: Tensor) -> Tensor:
-        return self.second.after(step, self.first.after(step, latents))
+    def after(self, step: Step, latents: Tensor, before: Tensor, estimate: Tensor) -> Tensor:
+        return self.second.after(step, self.first.after(step, latents, before, estimate), before, estimate)

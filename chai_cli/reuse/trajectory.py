@@ -136,5 +136,5 @@ class FromTrajectory:
     def around(self, step: Step) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def after(self, step: Step, latents: Tensor) -> Tensor:
+    def after(self, step: Step, latents: Tensor, before: Tensor, estimate: Tensor) -> Tensor:
         return latents

@@ -1,0 +1,246 @@
+"""Few steps, each corrected by what full renders in the cache teach about its error.
+
+A step that leaps over many is wrong in much the same way for every prompt: guidance, the curved path and the solver's order make it
+so. A full render knows by how much: its latents at the far end of the leap, less what the solver makes of its latents at the near
+end. From the renders in the cache a linear map is fitted by ridge regression, for every step one, from what the solver sees around a
+place (the clean estimate now and at the step before, and the latents) to that error; a hit adds the map's answer after each of its
+steps. It costs no model call, starts from the request's own noise, and the renders need not be of related prompts.
+
+Earlier work corrects a sampler's truncation error with parameters that are trained beforehand (PAS, arXiv 2411.06503; bespoke
+solvers, arXiv 2403.01329); here they come from the renders that the user has made anyway.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool3d
+
+from chai_cli.denoise import leap
+from chai_cli.errors import ChaiError
+from chai_cli.reuse.base import OTHER_LATENTS, Donor, Plan, Step
+
+if TYPE_CHECKING:
+    from chai_cli.backbones.base import Backbone, Look
+
+NEAR, WIDE = 3, 7  # cells of a frame over which the surroundings of a place are averaged, each way
+PENALTIES = (32.0, 128.0, 512.0, 2048.0, 8192.0)  # on a map: as so many places at which nothing is to be corrected
+GOOD = 16  # renders beyond which a map hardly gets better
+FOLDS = 4  # parts of the renders that are left out in turn to choose the penalty
+PLACES = 2**14  # of a donor that a map is fitted on, at most
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """How a hit runs and what it learns from.
+
+    Attributes:
+        fast_steps: Solver steps of a hit.
+        lean: How its steps crowd where noise is high: step k of n stands at (k/n)^lean of the full schedule; 1 spreads them evenly.
+        least, most: Renders it needs, and those it learns from at most: the newest.
+        strength: Share of the learned error that is taken away; 0 is plain sampling at the same noise levels.
+    """
+
+    fast_steps: int = 8
+    lean: float = 1.4
+    least: int = 4
+    most: int = 64
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.fast_steps < 1:
+            raise ChaiError(f"fast steps must be at least 1, not {self.fast_steps}")
+        if not 0.5 <= self.lean <= 3:
+            raise ChaiError(f"lean lies between 0.5 and 3, not {self.lean}")
+        if not 1 <= self.least <= self.most:
+            raise ChaiError(f"least must be from 1 to most ({self.most}), not {self.least}")
+        if not 0 <= self.strength <= 1.5:
+            raise ChaiError(f"strength lies between 0 and 1.5, not {self.strength}")
+
+    @property
+    def by_prompt(self) -> float:
+        return -1.0
+
+    @property
+    def donors(self) -> int:
+        return self.most
+
+    @property
+    def least_donors(self) -> int:
+        return self.least
+
+    @property
+    def good_donors(self) -> int:
+        return max(GOOD, self.least)
+
+    @property
+    def keeps_clean(self) -> bool:
+        return True
+
+    @property
+    def latents_kept(self) -> int:
+        return 2 * self.fast_steps + 1
+
+    def schedule(self, steps: int) -> int:
+        return steps
+
+    def useless(self, steps: int) -> str:
+        return f"a hit takes {self.fast_steps} steps, and this takes no more" if steps <= self.fast_steps else ""
+
+    def leaps(self, steps: int) -> tuple[int, ...]:
+        """The steps (from 0) of a full schedule that a hit runs."""
+        found: list[int] = []
+        for k in range(self.fast_steps):
+            place = round(steps * (k / self.fast_steps) ** self.lean)
+            found.append(max(place, found[-1] + 1) if found else 0)
+        most = [steps - self.fast_steps + k for k in range(self.fast_steps)]
+        return tuple(min(pair) for pair in zip(found, most, strict=True))
+
+    def kept(self, dense: Sequence[float], fast: Sequence[float]) -> frozenset[int]:
+        return frozenset(self.leaps(len(dense))) if len(dense) > self.fast_steps else frozenset()
+
+    def unfit(self, donor: Donor, fast: Sequence[float]) -> str:
+        leaps = self.leaps(len(fast))
+        fits = donor.clean is not None and all(
+            step in donor.steps and step in donor.estimates and abs(donor.sigmas[step] - fast[step]) < 1e-3 for step in leaps
+        )
+        return "" if fits else OTHER_LATENTS
+
+    def check(self, backbone: Backbone) -> None:
+        pass
+
+    def learn(self, backbone: Backbone, look: Look, donors: Iterable[Donor]) -> list[Tensor]:
+        """See `fit`."""
+        return fit(backbone, look, self.leaps(look.num_inference_steps), donors)
+
+    def hit(self, backbone: Backbone, donor: Donor) -> Corrected:
+        return Corrected(donor.lesson, self)
+
+
+class Corrected:
+    """The run of a hit."""
+
+    name = "correction"
+
+    def __init__(self, maps: list[Tensor], options: CorrectionOptions) -> None:
+        self.maps = maps
+        self.options = options
+        self.earlier: Tensor | None = None
+
+    def plan(self, look: Look) -> Plan:
+        return Plan(look.num_inference_steps, leaps=self.options.leaps(look.num_inference_steps))
+
+    def start(self, noise: Tensor, plan: Plan) -> Tensor:
+        return noise
+
+    def around(self, step: Step) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def after(self, step: Step, latents: Tensor, before: Tensor, estimate: Tensor) -> Tensor:
+        seen = features(estimate, before, self.earlier)
+        self.earlier = estimate
+        channels = latents.shape[1]
+        error = (seen @ self.maps[step.index].to(seen.device)).reshape(*latents.shape[:1], *latents.shape[2:], channels)
+        return latents + self.options.strength * error.movedim(-1, 1)
+
+
+def features(estimate: Tensor, latents: Tensor, earlier: Tensor | None) -> Tensor:
+    """What a map reads at each place, [B * T * H * W, F].
+
+    Args:
+        estimate, latents: Clean estimate and latents of a step, [B, C, T, H, W].
+        earlier: The estimate of the step before; None at the first.
+    """
+    parts = [estimate, around(estimate, NEAR), around(estimate, WIDE), latents]
+    if earlier is not None:
+        parts += [earlier, around(earlier, NEAR)]
+    rows = torch.cat([part.float() for part in parts], 1).movedim(1, -1).flatten(0, -2)
+    return torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
+
+
+def around(latents: Tensor, cells: int) -> Tensor:
+    """The mean over the surroundings within a frame."""
+    return avg_pool3d(latents.float(), (1, cells, cells), 1, (0, cells // 2, cells // 2), count_include_pad=False)
+
+
+@torch.no_grad()
+def fit(backbone: Backbone, look: Look, leaps: Sequence[int], donors: Iterable[Donor]) -> list[Tensor]:
+    """A map [F, C] for each leap, ridge regression over places of all donors; none without donors.
+
+    Every donor's path is gone again with the solver, leap by leap, from its own latents and estimates: what is missing at the end of
+    each leap is what the map learns.
+    """
+    scheduler = backbone.schedule(look)
+    leap(scheduler, leaps)
+    folds: list[list[Sums]] = [[] for _ in leaps]
+    for number, donor in enumerate(donors):
+        parts = errors(copy.deepcopy(scheduler), leaps, donor, backbone.device)
+        for fold, (seen, error) in zip(folds, parts, strict=True):
+            sums = Sums.of(seen, error)
+            if number < FOLDS:
+                fold.append(sums)
+            else:
+                fold[number % FOLDS] += sums
+    return [ridge(fold) for fold in folds if fold]
+
+
+def errors(scheduler: Any, leaps: Sequence[int], donor: Donor, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each leap of one donor what a map reads, [N, F], and what the solver missed there, [N, C], at places drawn at random."""
+    assert donor.clean is not None
+    path = [donor.steps[step].to(device).float() for step in leaps] + [donor.clean.to(device).float()]
+    estimates = [donor.estimates[step].to(device).float() for step in leaps]
+    drawn = torch.randperm(path[0][:, 0].numel(), generator=torch.Generator().manual_seed(0))[:PLACES].to(device)
+    for index, time in enumerate(scheduler.timesteps):
+        velocity = (path[index] - estimates[index]) / float(scheduler.sigmas[index])
+        reached = scheduler.step(velocity, time, path[index], return_dict=False)[0]
+        seen = features(estimates[index], path[index], estimates[index - 1] if index else None)
+        yield seen[drawn], (path[index + 1] - reached).movedim(1, -1).flatten(0, -2)[drawn]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What least squares needs to know of some places, float64.
+
+    Attributes:
+        square: What was seen, with itself, [F, F].
+        cross: What was seen, with the error, [F, C].
+        error: The error, with itself.
+    """
+
+    square: Tensor
+    cross: Tensor
+    error: float
+
+    @classmethod
+    def of(cls, seen: Tensor, error: Tensor) -> Sums:
+        return cls((seen.T @ seen).double().cpu(), (seen.T @ error).double().cpu(), float(error.pow(2).sum()))
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.square + other.square, self.cross + other.cross, self.error + other.error)
+
+    def left(self, map: Tensor) -> float:
+        """The squared error that a map leaves."""
+        return self.error + float((map * (self.square @ map - 2 * self.cross)).sum())
+
+    def solve(self, penalty: float) -> Tensor:
+        return torch.linalg.solve(self.square + penalty * torch.eye(len(self.square), dtype=torch.float64), self.cross)
+
+
+def ridge(folds: Sequence[Sums]) -> Tensor:
+    """The map, float32, with the penalty that serves renders best which were left out; zero if it would serve none of them."""
+    whole = functools.reduce(Sums.__add__, folds)
+    penalty, least = PENALTIES[-1], whole.error
+    for tried in PENALTIES if len(folds) > 1 else ():
+        rests = [functools.reduce(Sums.__add__, (*folds[:i], *folds[i + 1 :])) for i in range(len(folds))]
+        left = sum(fold.left(rest.solve(tried)) for fold, rest in zip(folds, rests, strict=True))
+        if left < least:
+            penalty, least = tried, left
+    helps = least < whole.error or len(folds) == 1
+    return (whole.solve(penalty) if helps else torch.zeros_like(whole.cross)).float()
