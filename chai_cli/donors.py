@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from chai_cli.backbones.base import Backbone
     from chai_cli.denoise import Trajectory
 
-ESTIMATE = "estimate"  # and the step: name of a clean estimate in an entry
+CLEAN, STEP, ESTIMATE = "clean", "step", "estimate"  # names of latents in an entry; the last two with the number of the step
 LOOKED_AT = 8  # candidates whose latents may be read
-GROWTH = 1.5  # the cache must have grown so much before a method learns from it anew
 PAGES = 1.3  # an entry on disk over its latents: vectors, thumbnail, half-filled pages
 THUMBNAIL = 128  # pixels of the longer side
 
@@ -74,21 +73,6 @@ class Found:
     others: tuple[Entry, ...] = ()
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """Many donors for all requests of a kind, or why there are too few.
-
-    Attributes:
-        size: Entries in the cache when they were gathered.
-        entry: One of theirs.
-    """
-
-    size: int
-    why: str
-    donor: Donor | None = None
-    entry: Entry | None = None
-
-
 @dataclass
 class Donors:
     """One run's access to the cache. A cache that cannot be used is told about once, and every look-up is then a miss.
@@ -109,7 +93,7 @@ class Donors:
     embedder: Embedder | None = None
     trouble: str = ""
     dense_seconds: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
-    gathered: dict[tuple[Any, ...], Gathered] = field(default_factory=dict)
+    gathered: dict[tuple[Any, ...], Found] = field(default_factory=dict)
     counted: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -151,40 +135,56 @@ class Donors:
 
     def foresee(self, meaning: Meaning, look: Look) -> Lookup:
         """What a look-up would find, without reading latents."""
+        if useless := self.reuse.useless(look.num_inference_steps):
+            return Lookup((), useless)
         if not isinstance(self.reuse, Learner):
             return self.look_up(meaning, look)
-        key = (self.namespace(look), *solved(look).values())
+        key = self.kind(look)
         if key not in self.counted:
-            self.counted[key] = len(self.teachers(look))
-        count, least = self.counted[key], self.reuse.least_donors
-        if count < least:
-            return Lookup((), few(count, least))
-        return replace(self.look_up(meaning, look), why=learned(min(count, self.reuse.donors)))
+            self.counted[key] = len(self.teachers(self.reuse, look))
+        if self.counted[key] < self.reuse.least_donors:
+            return Lookup((), self.few(self.reuse, look, self.counted[key]))
+        return replace(self.look_up(meaning, look), why=learned(min(self.counted[key], self.reuse.donors)))
+
+    def kind(self, look: Look) -> tuple[Any, ...]:
+        """Requests of one kind learn from the same entries."""
+        return (self.namespace(look), *solved(look).values())
 
     def entry_bytes(self, look: Look) -> int:
         """What an entry will take on disk, about."""
         width = {"float32": 4, "int8": 1}.get(self.options.numbers, 2)
         return math.ceil(math.prod(self.files.latent_shape(look)) * width * self.reuse.latents_kept * PAGES) + 16_384
 
-    def too_small(self, look: Look) -> str:
-        """Why the cache can never hold what hits of this size need; empty if it can."""
-        room = self.options.budget // self.entry_bytes(look)
-        least = self.reuse.least_donors if isinstance(self.reuse, Learner) else 1
+    def room(self, look: Look) -> int:
+        """Entries of this size that the budget holds, about."""
+        return self.options.budget // self.entry_bytes(look)
+
+    def too_small(self, reuse: Learner, look: Look) -> str:
+        """Why the cache can never hold what it takes to learn from; empty if it can."""
+        room, least = self.room(look), reuse.least_donors
         if room >= least:
             return ""
         needed = math.ceil(least * self.entry_bytes(look) / 10**6)
-        return f"the cache has room for {room} of the {least} renders that hits need; give --cache-budget {needed}MB or more"
+        return (
+            f"the cache has room for {room} of the {least} full renders to learn from; give --cache-budget {needed}MB or more"
+        )
 
-    def teaches(self, entry: Entry, look: Look) -> bool:
-        """Whether a `Learner` can learn from an entry: solved like the request, and kept with its clean estimates."""
-        wanted = solved(look)
-        estimates = any(name.startswith(ESTIMATE) for name in entry.latents)
-        return estimates and {key: entry.schedule.get(key) for key in wanted} == wanted
+    def few(self, reuse: Learner, look: Look, count: int) -> str:
+        """Why there is nothing to learn from yet."""
+        return self.too_small(reuse, look) or f"{count} of the {reuse.least_donors} full renders to learn from"
 
-    def teachers(self, look: Look) -> list[Entry]:
-        """All entries that a `Learner` can learn from, oldest first."""
-        name = self.namespace(look)
-        return [entry for entry in self.store.entries() if entry.namespace == name and self.teaches(entry, look)]
+    def teachers(self, reuse: Learner, look: Look) -> list[Entry]:
+        """All entries that a method can learn from, oldest first: solved like the request, with all that it reads."""
+        name, wanted = self.namespace(look), solved(look)
+        steps = reuse.leaps(look.num_inference_steps)
+        read = {CLEAN, *(f"{kind}{step}" for step in steps for kind in (STEP, ESTIMATE))}
+        return [
+            entry
+            for entry in self.store.entries()
+            if entry.namespace == name
+            and read <= set(entry.latents)
+            and {key: entry.schedule.get(key) for key in wanted} == wanted
+        ]
 
     def look_up(self, meaning: Meaning, look: Look) -> Lookup:
         """Entries that share something with the prompt, from their vectors alone.
@@ -234,42 +234,43 @@ class Donors:
             return Found(told(error))
 
     def find_many(self, reuse: Learner, look: Look, fast: Sequence[float]) -> Found:
-        """What the method learned from many entries, once for all requests that are solved alike."""
-        key = (self.namespace(look), *solved(look).values())
-        known, size = self.gathered.get(key), len(self.store)
-        if known is None or (size > known.size if known.donor is None else size >= GROWTH * known.size):
-            known = self.gathered[key] = self.gather(reuse, look, fast)
-        return Found(known.why, known.donor, known.entry)
+        """What the method learned from many entries, once for all requests of a kind; anew after a render that was kept."""
+        key = self.kind(look)
+        if key not in self.gathered:
+            try:
+                self.gathered[key] = self.gather(reuse, look, fast)
+            except Exception as error:  # told in every row, but not tried for every row
+                self.gathered[key] = Found(told(error))
+        return self.gathered[key]
 
-    def gather(self, reuse: Learner, look: Look, fast: Sequence[float]) -> Gathered:
-        """Learn from the newest entries that were solved like this request and hold what the method reads."""
-        size, least = len(self.store), reuse.least_donors
-        entries = self.teachers(look)
-        count = 0
+    def gather(self, reuse: Learner, look: Look, fast: Sequence[float]) -> Found:
+        """Learn from the newest entries that fit."""
+        entries = self.teachers(reuse, look)
+        used: list[Entry] = []
 
         def fitting() -> Iterator[Donor]:
-            nonlocal count
             for entry in reversed(entries):
-                with suppress(KeyError):
+                with suppress(KeyError):  # damaged or gone
                     donor = self.donor(entry)
                     if not reuse.unfit(donor, fast):
-                        count += 1
+                        used.append(entry)
                         yield donor
-                if count == reuse.donors:
+                if len(used) == reuse.donors:
                     return
 
-        if len(entries) >= least:
-            lesson = reuse.learn(cast("Backbone", self.files), look, fitting())
-            if count >= least:
-                return Gathered(size, learned(count), Donor(lesson=lesson), entries[-1])
-            return Gathered(size, f"only {count} of {len(entries)} renders hold the latents that these options read")
-        return Gathered(size, few(len(entries), least))
+        lesson = reuse.learn(cast("Backbone", self.files), look, fitting()) if len(entries) >= reuse.least_donors else None
+        if lesson is None or len(used) < reuse.least_donors:
+            return Found(self.few(reuse, look, len(used) if lesson else len(entries)))
+        if not self.options.readonly:
+            for entry in used:  # they are in use: others make room first
+                self.store.touch(entry.id, 0)
+        return Found(learned(len(used)), Donor(lesson=lesson), used[0])
 
     def donor(self, entry: Entry) -> Donor:
         kept = self.store.latents(entry.id)
         sigmas = {int(step): sigma for step, sigma in entry.schedule["sigmas"].items()}
         estimates = {step: kept[f"{ESTIMATE}{step}"] for step in sigmas if f"{ESTIMATE}{step}" in kept}
-        return Donor({step: kept[f"step{step}"] for step in sigmas}, sigmas, kept.get("clean"), estimates=estimates)
+        return Donor({step: kept[f"{STEP}{step}"] for step in sigmas}, sigmas, kept.get(CLEAN), estimates=estimates)
 
     def keep(self, meaning: Meaning | None, look: Look, run: Trajectory, seconds: float, frames: np.ndarray) -> str:
         """Store a dense render. Returns why it was not stored, or nothing."""
@@ -286,15 +287,16 @@ class Donors:
         }
         name = self.record.name
         entry = Entry(meaning.prompt, meaning.entities, self.namespace(look), name, look.seed, schedule, size, seconds)
-        latents = {f"step{step}": value for step, value in run.kept.items()}
+        latents = {f"{STEP}{step}": value for step, value in run.kept.items()}
         if isinstance(self.reuse, Learner):
             latents |= {f"{ESTIMATE}{step}": value for step, value in run.estimates.items()}
         if self.reuse.keeps_clean:
-            latents["clean"] = run.latents
+            latents[CLEAN] = run.latents
         try:
             self.store.put(entry, latents, meaning.vectors, thumbnail(frames))
         except Exception as error:
             return told(error)
+        self.gathered = {key: found for key, found in self.gathered.items() if found.donor}
         return ""
 
     def saved(self, found: Found, look: Look, seconds: float) -> float:
@@ -327,10 +329,6 @@ class Donors:
 
 def learned(count: int) -> str:
     return f"learned from {count} full renders"
-
-
-def few(count: int, least: int) -> str:
-    return f"{count} of the {least} full renders to learn from"
 
 
 def solved(look: Look) -> dict[str, Any]:

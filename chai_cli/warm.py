@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from chai_cli.backbones.base import Look, ModelRecord, resolve
 from chai_cli.batch import told
@@ -54,25 +55,29 @@ def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, 
     """
     if len(requests) > MOST:
         raise ChaiError(f"{len(requests):,} prompts are too many to weigh at once; give a file of at most {MOST:,}")
-    groups: dict[str, list[tuple[Request, Look]]] = {}
+    learner = donors.reuse if isinstance(donors.reuse, Learner) else None
+    groups: dict[tuple[Any, ...], list[tuple[Request, Look]]] = {}
     for request in requests:
         look = resolve(record, request.settings, scheduler)
-        groups.setdefault(donors.namespace(look), []).append((request, look))
-    ranked, cached = [], 0
-    for name, group in groups.items():
-        meanings = donors.understand([request.prompt for request, _ in group])
-        already = donors.meanings(name)
-        retriever = donors.retriever
-        similar = retriever.min_similarity, retriever.min_prompt_similarity
-        room = max(1, donors.options.budget // donors.entry_bytes(group[0][1]))
-        wanted = [donors.wanted(meaning) for meaning in meanings]
-        known = [donors.wanted(one) for one in already]
-        if isinstance(donors.reuse, Learner):
-            cover = spread(
-                [request.prompt for request, _ in group], donors.teachers(group[0][1]), donors.reuse, min(room, limit or room)
-            )
+        groups.setdefault(donors.kind(look) if learner else (donors.namespace(look),), []).append((request, look))
+    ranked: list[tuple[int, tuple[Request, Look, Meaning]]] = []
+    cached = 0
+    for (name, *_), group in groups.items():
+        look, prompts = group[0][1], [request.prompt for request, _ in group]
+        meanings = donors.understand(prompts)
+        if learner:
+            if why := donors.too_small(learner, look):
+                raise ChaiError(why)
+            known = donors.teachers(learner, look)
+            left = len(group) if limit is None else limit - len(ranked)
+            cover = spread(prompts, known, learner, min(donors.room(look) - len(known), left))
         else:
-            cover = choose_donors(wanted, similar[0], limit, room, known, similar[1], retriever.min_coverage)
+            retriever = donors.retriever
+            similar = retriever.min_similarity, retriever.min_prompt_similarity
+            wanted = [donors.wanted(meaning) for meaning in meanings]
+            already = [donors.wanted(one) for one in donors.meanings(name)]
+            room = max(1, donors.room(look))
+            cover = choose_donors(wanted, similar[0], limit, room, already, similar[1], retriever.min_coverage)
         cached += cover.covered - sum(cover.gains)
         ranked += [(gain, (*group[place], meanings[place])) for place, gain in zip(cover.chosen, cover.gains, strict=True)]
     ranked.sort(key=lambda pair: -pair[0])
@@ -89,7 +94,7 @@ def spread(prompts: list[str], known: list[Entry], reuse: Learner, most: int) ->
     """
     there = {entry.prompt for entry in known}
     free = [place for place, prompt in enumerate(prompts) if prompt not in there]
-    lacking = min(max(0, reuse.good_donors - len(known)), len(free), most)
+    lacking = max(0, min(reuse.good_donors - len(known), len(free), most))
     chosen = [free[number * len(free) // lacking] for number in range(lacking)]
     if len(known) + lacking < reuse.least_donors:
         return Cover(chosen, [1] * lacking, lacking, len(prompts))

@@ -493,7 +493,7 @@ def test_two_methods_go_together() -> None:
         (("--model", "wan2.1-t2v-1.3b"), "give --prompts FILE"),
         (("--compare", "/none.json", "/none.json"), "cannot read /none.json"),
         (("--row", "magic"), "no method named"),
-        (("--set", "all"), "--set is one of published, variants, starts"),
+        (("--set", "all"), "--set is one of correction, published, variants, starts"),
         (("--seeds", "mine"), "seeds are one of own, shared"),
         (("--num-frames", "9"), "reads clips of its own size only"),
     ],

@@ -11,6 +11,8 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
+
 import chai_cli.backbones.wan  # noqa: F401 (loaded here, so that forks need not)
 from chai_cli.backbones.base import find_record
 from chai_cli.report import read_rows
@@ -98,17 +100,16 @@ def run_gen(tiny_folder: Path, prompts: Path, out: Path, *options: str) -> None:
     app(["gen", str(prompts), "--out", str(out), "--model", str(tiny_folder), "--quiet", *SMALL, *(options or DENSE)])
 
 
-def test_killed_runs_leave_a_whole_cache_and_the_next_run_goes_on(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["chai:steps=1,fast-steps=1", "correction:fast-steps=1,least=2"])
+def test_killed_runs_leave_a_whole_cache_and_the_next_run_goes_on(tiny_folder: Path, tmp_path: Path, method: str) -> None:
     prompts, out = write_prompts(tmp_path), tmp_path / "out"
     cache = (
         "--cache",
         str(tmp_path / "cache"),
         "--embedder",
         find_record("embedded").embedder,
-        "--fast-steps",
-        "1",
-        "--cache-steps",
-        "1",
+        "--method",
+        method,
     )
     began = time.monotonic()
     fork_gen(tiny_folder, prompts, tmp_path / "whole", *cache).join(240)

@@ -244,7 +244,7 @@ def test_what_was_learned_does_not_depend_on_who_asks_first(nirvana: Reuse, tmp_
     assert len(forward) == 2
 
 
-def test_it_learns_once_in_a_run_and_anew_when_the_cache_has_grown_by_half(
+def test_it_learns_once_in_a_run_as_soon_as_there_is_enough(
     nirvana: Reuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import chai_cli.reuse.correction as correction
@@ -253,8 +253,15 @@ def test_it_learns_once_in_a_run_and_anew_when_the_cache_has_grown_by_half(
     monkeypatch.setattr(correction, "fit", lambda *given: (fits.append(1), whole(*given))[1])
     nirvana(MANY, method=LEARNING)
     assert len(fits) == 1
-    nirvana(MANY, "--overwrite", method="correction:fast-steps=3,least=6", out="more")
-    assert len(fits) == 2  # two were rendered in full before there were six
+    nirvana([*MANY, RELATED], method="correction:fast-steps=3,least=6", out="more")
+    assert reused(tmp_path / "more") == ["miss"] * 2 + ["hit"] * 5
+    assert len(fits) == 2
+
+
+def test_a_full_cache_makes_room_for_what_it_learns_from(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana([f"{prompt} at night" for prompt in MANY] * 2, "--cache-budget", "400KB", method="chai:steps=2/3/4", out="others")
+    nirvana(MANY, "--cache-budget", "400KB", method=LEARNING)
+    assert reused(tmp_path / "out") == ["miss"] * 4 + ["hit"] * 2
 
 
 @pytest.mark.parametrize("other", [("--guidance-scale", "2"), ("--scheduler", "unipc"), ("--steps", "8")], ids=lambda o: o[0])
@@ -268,7 +275,7 @@ def test_renders_that_were_solved_otherwise_teach_nothing(nirvana: Reuse, tmp_pa
 def test_entries_without_what_it_reads_are_told_and_damaged_ones_left_out(nirvana: Reuse, tmp_path: Path) -> None:
     nirvana(MANY[:4], method=LEARNING, out="donors")
     nirvana(MANY[4:5], method="correction:fast-steps=4")
-    assert rows_of(tmp_path / "out")[0]["why"] == "only 0 of 4 renders hold the latents that these options read"
+    assert rows_of(tmp_path / "out")[0]["why"] == "0 of the 4 full renders to learn from"
     store = LatentStore(tmp_path / "cache")
     with store.environment.transaction(write=True) as txn:
         first = store.ids()[0]
@@ -279,7 +286,7 @@ def test_entries_without_what_it_reads_are_told_and_damaged_ones_left_out(nirvan
     nirvana(MANY[5:], method=LEARNING, out="damaged")
     (row,) = rows_of(tmp_path / "damaged")
     assert (row["status"], row["reuse"]) == ("done", "miss")
-    assert "only 3 of" in row["why"]
+    assert row["why"] == "3 of the 4 full renders to learn from"
 
 
 def test_a_dry_run_knows_whether_there_is_enough_to_learn_from(nirvana: Reuse, tmp_path: Path) -> None:
@@ -289,12 +296,13 @@ def test_a_dry_run_knows_whether_there_is_enough_to_learn_from(nirvana: Reuse, t
     result = nirvana(MANY[4:], "--dry-run", method=LEARNING, out="more")
     assert "2 to render (2 of them hits on the present cache)" in result.output
     assert "learned from 4 full renders" in result.output
+    other = nirvana(MANY[4:], "--dry-run", method="correction:fast-steps=5", out="more")
+    assert "(0 of them hits on the present cache)" in other.output
 
 
-def test_a_cache_too_small_to_learn_from_is_told_at_once(nirvana: Reuse) -> None:
-    result = nirvana([RED], "--cache-budget", "120KB", method="correction:fast-steps=3")
-    assert result.exit_code == 0
-    assert "renders that hits need; give --cache-budget" in " ".join(result.stderr.split())
+def test_a_cache_too_small_to_learn_from_is_told(nirvana: Reuse, tmp_path: Path) -> None:
+    assert nirvana([RED], "--cache-budget", "120KB", method=LEARNING).exit_code == 0
+    assert "of the 4 full renders to learn from; give --cache-budget" in rows_of(tmp_path / "out")[0]["why"]
 
 
 def test_warm_renders_as_many_as_it_takes_to_learn_well_from_all_over_the_file(
@@ -313,6 +321,14 @@ def test_warm_renders_as_many_as_it_takes_to_learn_well_from_all_over_the_file(
     assert "8 of 12 prompts cover 12 (the cache covers 12 already)" in chai(*command, "--dry-run").output
     nirvana(prompts[:2], method=LEARNING)
     assert reused(tmp_path / "out") == ["hit", "hit"]
+    other = ("--method", "correction:fast-steps=5")
+    assert "12 of 12 prompts cover 12" in chai(*command, *other, "--dry-run").output.replace("(the cache covers 0 already)", "")
+    elsewhere = (*command, "--cache", tmp_path / "small", "--budget")
+    chai(*elsewhere, "400KB")
+    assert 4 <= len(LatentStore(tmp_path / "small")) < 12
+    assert "nothing to render" in chai(*elsewhere, "400KB").output
+    refused = chai(*elsewhere, "100KB")
+    assert (refused.exit_code, "give --cache-budget" in refused.stderr) == (2, True)
 
 
 def test_an_option_of_another_method_says_whose_it_is(nirvana: Reuse) -> None:

@@ -496,7 +496,10 @@ def load_run(path: Path, request: str, needs: frozenset[int]) -> tuple[Trajector
     try:
         with safe_open(path, framework="pt") as file:
             names, note = set(file.keys()), file.metadata()
-            if note.get("request") != request or not {f"step{step}" for step in needs} <= names:
+            if (
+                note.get("request") != request
+                or not {f"{kind}{step}" for step in needs for kind in ("step", "estimate")} <= names
+            ):
                 return None
             told = json.loads(note["run"])
             parts = {

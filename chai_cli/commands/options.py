@@ -266,14 +266,10 @@ def open_donors(backbone: Backbone, reuse: Reuse | None, options: CacheOptions, 
     """The cache for a run; a cache that cannot be used is told about, and costs no video."""
     if reuse is None:
         return None
-    from chai_cli.backbones.base import resolve
     from chai_cli.donors import Donors
-    from chai_cli.prompts import Settings
 
     reuse.check(backbone)
     donors = Donors(backbone.record, backbone, reuse, options, str(backbone.device))
     if donors.trouble:
         progress.note(f"no reuse: {donors.trouble}")
-    elif why := donors.too_small(resolve(backbone.record, Settings(), None)):
-        progress.note(f"no hits: {why}")
     return donors

@@ -61,7 +61,9 @@ def warm(
     vae_tiling: o.TilingOption = False,
     lora: o.LoraOption = None,
 ) -> None:
-    """Render the prompts that give the most others of a file a donor. Stop it at any time; the same command goes on.
+    """Render what a run of a file will reuse. Stop it at any time; the same command goes on.
+
+    For --method correction that is 16 prompts from all over the file, for other methods those that give the most others a donor.
 
     Give the settings of the `chai gen` that follows: latents of another size, model or dtype are no donors for it.
     """

@@ -32,8 +32,7 @@ from chai_cli.prompts import Settings
 from chai_cli.render import Renderer, Understood
 from chai_cli.report import Report, Row
 from chai_cli.reuse import reuse_of
-from chai_cli.reuse.base import Donor, Method, Plan
-from chai_cli.reuse.cache_attention import CacheAttentionOptions
+from chai_cli.reuse.base import Donor, Learner, Method, Plan
 from chai_cli.reuse.dense import Dense
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -109,6 +108,9 @@ def pairs(
     full = study.look.num_inference_steps
     kinds = [tuple(names.split(",")) for names in differ] if differ else list(SOLO)
     rows = {spec: reuse_of(spec) for spec in row or ROWS}
+    for spec, reuse in rows.items():
+        if reuse is None or isinstance(reuse, Learner):
+            raise typer.BadParameter(f"{spec} has no donor that could differ; chai bench measures it", param_hint="--row")
     shown = list(islice(scenes(SEEDS["single"], 1, held=True), count))
     verdicts: dict[tuple[str, str], list[dict[str, bool]]] = {}
     for start in range(0, count, BATCH):
@@ -143,11 +145,17 @@ def pair_tables(count: int, look: Look, verdicts: dict[tuple[str, str], list[dic
 
 
 @app.command()
-def cost(rounds: int = 9) -> None:
+def cost(
+    rounds: int = 9,
+    method: Annotated[str, typer.Option(help="A method with its options, as in `chai gen`.")] = "correction:fast-steps=4",
+) -> None:
     """One prompt each way in turn, in one process; medians of the whole way from prompt to mp4."""
     backbone, _ = prepare("embedded", WEIGHTS / "judge", "float32")
     look = resolve(backbone.record, Settings(), None)
-    options = CacheAttentionOptions()
+    options = reuse_of(method)
+    if options is None:
+        raise typer.BadParameter(f"{method} reuses nothing", param_hint="--method")
+    needed = options.least_donors if isinstance(options, Learner) else 1
     donor_prompt, asked = "a large red ball bounces on a snowy field", "a large red ball moves left on a snowy field"
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -157,11 +165,12 @@ def cost(rounds: int = 9) -> None:
         renderers = {name: Renderer(backbone, way, scratch, lambda _: 4, True) for name, way in ways.items()}
         report = Report(scratch / "report.jsonl")
         seconds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-        calls = {}
+        calls: dict[str, int] = {}
+        steps: dict[str, int] = {}
 
         def once(name: str, prompt: str) -> None:
             renderer = renderers[name]
-            chosen = replace(look, num_inference_steps=options.fast_steps) if name == "control" else look
+            chosen = replace(look, num_inference_steps=steps["hit"]) if name == "control" else look
             meanings, meaning_seconds = renderer.understand([prompt])
             understood = Understood(*renderer.encode(prompt, chosen), meanings[0] if meanings else None, meaning_seconds)
             made = renderer.render(name, chosen, understood, {"prompt": prompt}, scratch / "a.mp4", lambda *_: None)
@@ -169,9 +178,10 @@ def cost(rounds: int = 9) -> None:
             report.append(Row("a", 1, prompt, "done", seconds=made.seconds))
             made.seconds["report"] = time.perf_counter() - began
             seconds[name].append(made.seconds)
-            calls[name] = made.model_calls
+            calls[name], steps[name] = made.model_calls, made.steps
 
-        once("hit", donor_prompt)
+        for number in range(needed):
+            once("hit", f"{donor_prompt}, number {number}")
         for name in ways:
             once(name, donor_prompt if name == "miss" else asked)
             seconds[name].clear()

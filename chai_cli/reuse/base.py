@@ -124,6 +124,9 @@ class Learner(Reuse, Protocol):
     def least_donors(self) -> int:
         """How many donors it takes; `donors` is how many it reads at most, the newest."""
 
+    def leaps(self, steps: int) -> tuple[int, ...]:
+        """The steps (from 0) of a full schedule whose latents and estimates it reads."""
+
     @property
     def good_donors(self) -> int:
         """How many it learns well from: so many are worth rendering beforehand."""

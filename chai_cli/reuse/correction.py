@@ -1,10 +1,13 @@
 """Few steps, each corrected by what full renders in the cache teach about its error.
 
 A step that leaps over many is wrong in much the same way for every prompt: guidance, the curved path and the solver's order make it
-so. A full render knows by how much: its latents at the far end of the leap, less what the solver makes of its latents at the near
-end. From the renders in the cache a linear map is fitted by ridge regression, for every step one, from what the solver sees around a
+so. A full render knows by how much: its latents at the far end of the leap, less where the solver arrives that is led along its path.
+From the renders in the cache a linear map is fitted by ridge regression, for every step one, from what the solver sees around a
 place (the clean estimate now and at the step before, and the latents) to that error; a hit adds the map's answer after each of its
 steps. It costs no model call, starts from the request's own noise, and the renders need not be of related prompts.
+
+A solver with a corrector, such as UniPC, goes on from latents of its own: there the corrected ones are what the model looks at next,
+and the last of them is the result. Fit and hit go the same way, so the map answers for what such a solver still lacks.
 
 Earlier work corrects a sampler's truncation error with parameters that are trained beforehand (PAS, arXiv 2411.06503; bespoke
 solvers, arXiv 2403.01329); here they come from the renders that the user has made anyway.
@@ -179,6 +182,7 @@ def fit(backbone: Backbone, look: Look, leaps: Sequence[int], donors: Iterable[D
     """
     scheduler = backbone.schedule(look)
     leap(scheduler, leaps)
+    scheduler.set_begin_index(0)
     folds: list[list[Sums]] = [[] for _ in leaps]
     for number, donor in enumerate(donors):
         parts = errors(copy.deepcopy(scheduler), leaps, donor, backbone.device)
@@ -220,7 +224,7 @@ class Sums:
 
     @classmethod
     def of(cls, seen: Tensor, error: Tensor) -> Sums:
-        return cls((seen.T @ seen).double().cpu(), (seen.T @ error).double().cpu(), float(error.pow(2).sum()))
+        return cls((seen.T @ seen).cpu().double(), (seen.T @ error).cpu().double(), float(error.pow(2).sum()))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(self.square + other.square, self.cross + other.cross, self.error + other.error)
@@ -236,7 +240,7 @@ class Sums:
 def ridge(folds: Sequence[Sums]) -> Tensor:
     """The map, float32, with the penalty that serves renders best which were left out; zero if it would serve none of them."""
     whole = functools.reduce(Sums.__add__, folds)
-    penalty, least = PENALTIES[-1], whole.error
+    penalty, least = PENALTIES[1], whole.error
     for tried in PENALTIES if len(folds) > 1 else ():
         rests = [functools.reduce(Sums.__add__, (*folds[:i], *folds[i + 1 :])) for i in range(len(folds))]
         left = sum(fold.left(rest.solve(tried)) for fold, rest in zip(folds, rests, strict=True))

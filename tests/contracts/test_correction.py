@@ -15,7 +15,7 @@ from chai_cli.denoise import denoise, leap
 from chai_cli.errors import ChaiError
 from chai_cli.reuse.base import Donor, Learner
 from chai_cli.reuse.cache_attention import CacheAttentionOptions
-from chai_cli.reuse.correction import CorrectionOptions, Sums, ridge
+from chai_cli.reuse.correction import PENALTIES, CorrectionOptions, Sums, ridge
 from chai_cli.reuse.dense import Dense
 from tests.contracts.test_cache_attention import Family, look_of
 
@@ -84,37 +84,64 @@ def test_a_request_that_it_learned_from_is_led_back_to_its_full_render(family: F
 
 def test_the_trained_model_comes_nearer_to_full_renders_that_it_never_saw(embedded: Backbone) -> None:
     look = look_of(embedded.record, "default", num_inference_steps=16, num_frames=17)
-    options = CorrectionOptions()
-    donors = taught(embedded, look, options)
-    errors: dict[str, list[float]] = {"plain": [], "corrected": []}
-    for prompt in ("a large yellow square falls in the desert", "a small purple star moves left in space"):
-        full = denoise(embedded, Dense(), look, embedded.encode(prompt, look)).latents
-        for name, strength in (("plain", 0.0), ("corrected", 1.0)):
-            made = corrected(embedded, look, prompt, replace(options, strength=strength), donors)
-            errors[name].append(float((made - full).pow(2).mean().sqrt()))
-    assert all(after < 0.8 * before for before, after in zip(errors["plain"], errors["corrected"], strict=True)), errors
+    options = CorrectionOptions(fast_steps=4)
+    teachers = (
+        "a small red ball rises in the desert",
+        "a large blue star sways in a forest",
+        "a small green ring circles at sea",
+    )
+    donors = taught(embedded, look, options, (*teachers, "a large white heart falls at sunset"))
+    lessons = options.learn(embedded, look, donors)
+    errors: dict[float, float] = {0.0: 0.0, 1.0: 0.0}
+    for prompt in (
+        "a large yellow square falls in the desert",
+        "a small purple star moves left in space",
+        "a large pink ring in a city",
+    ):
+        text = embedded.encode(prompt, look)
+        full = denoise(embedded, Dense(), look, text).latents
+        for strength in errors:
+            method = replace(options, strength=strength).hit(embedded, Donor(lesson=lessons))
+            errors[strength] += float((denoise(embedded, method, look, text).latents - full).pow(2).mean().sqrt())
+    assert errors[1.0] < 0.9 * errors[0.0], errors
 
 
-def test_the_penalty_is_the_one_that_serves_what_was_left_out() -> None:
+@pytest.mark.parametrize("noise", [0.0, 5.0, 30.0])
+def test_the_penalty_is_the_one_that_serves_what_was_left_out(noise: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    true = torch.randn(20, 3, generator=generator)
-
-    def part(noise: float, law: Tensor) -> Sums:
+    law = torch.randn(20, 3, generator=generator)
+    parts = []
+    for _ in range(4):
         seen = torch.randn(200, 20, generator=generator)
-        return Sums.of(seen, seen @ law + noise * torch.randn(200, 3, generator=generator))
+        parts.append((seen, seen @ law + noise * torch.randn(200, 3, generator=generator)))
 
-    exact = ridge([part(0.0, true) for _ in range(4)])
-    assert (exact - true).norm() < 0.05 * true.norm()
-    noisy = ridge([part(5.0, true) for _ in range(4)])
-    assert noisy.norm() < true.norm()
-    nothing = ridge([part(1.0, law) for law in (true, -true, 2 * true, -2 * true)])
-    assert torch.equal(nothing, torch.zeros_like(nothing))
+    def solved(chosen: list[tuple[Tensor, Tensor]], penalty: float) -> Tensor:
+        seen, error = (torch.cat(side).double() for side in zip(*chosen, strict=True))
+        return torch.linalg.solve(seen.T @ seen + penalty * torch.eye(20), seen.T @ error)
+
+    def left_out(penalty: float) -> float:
+        maps = [solved(parts[:i] + parts[i + 1 :], penalty) for i in range(4)]
+        return sum(float((error - seen.double() @ map).pow(2).sum()) for map, (seen, error) in zip(maps, parts, strict=True))
+
+    best = min(PENALTIES, key=left_out)
+    expected = solved(parts, best)
+    if left_out(best) >= sum(float(error.double().pow(2).sum()) for _, error in parts):
+        expected = torch.zeros(20, 3)
+    torch.testing.assert_close(ridge([Sums.of(*part) for part in parts]), expected.float(), rtol=1e-3, atol=1e-4)
+    assert (best == PENALTIES[0]) == (noise < 30)
+
+
+def test_what_serves_nobody_corrects_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    law, seen = torch.randn(20, 3, generator=generator), torch.randn(200, 20, generator=generator)
+    contrary = [Sums.of(seen, seen @ (share * law)) for share in (1, -1, 2, -2)]
+    assert torch.equal(ridge(contrary), torch.zeros(20, 3))
 
 
 def test_two_requests_in_a_row_equal_each_alone(family: Family) -> None:
     record, backbone = family
     look = look_of(record, "unipc", num_inference_steps=8)
-    options = CorrectionOptions()
+    options = CorrectionOptions(fast_steps=4)
     donors = taught(backbone, look, options)
     other = replace(look, seed=look.seed + 1)
     first = corrected(backbone, look, "a star", options, donors)
@@ -126,7 +153,7 @@ def test_two_requests_in_a_row_equal_each_alone(family: Family) -> None:
 def test_what_an_entry_keeps_is_what_it_learns_from(family: Family) -> None:
     record, backbone = family
     look = look_of(record, "unipc", num_inference_steps=8)
-    options = CorrectionOptions()
+    options = CorrectionOptions(fast_steps=4)
     sigmas = [float(sigma) for sigma in backbone.schedule(look).sigmas][:8]
     assert options.kept(sigmas, sigmas) == frozenset(options.leaps(8))
     (donor,) = taught(backbone, look, options, PROMPTS[:1])
@@ -151,8 +178,8 @@ def test_leaps_rise_from_the_first_step_and_stay_within_the_schedule(steps: int,
 
 
 def test_steps_crowd_where_noise_is_high() -> None:
-    assert CorrectionOptions().leaps(30) == (0, 4, 11, 20)
-    assert CorrectionOptions(lean=1).leaps(30) == (0, 8, 15, 22)
+    assert CorrectionOptions(fast_steps=4).leaps(30) == (0, 4, 11, 20)
+    assert CorrectionOptions(fast_steps=4, lean=1).leaps(30) == (0, 8, 15, 22)
 
 
 def test_a_scheduler_that_leaps_ends_clean(family: Family) -> None:
