@@ -44,11 +44,26 @@ def main_options(
     """Render a file of prompts into videos on your own machine."""
 
 
+def names_torchvision(error: BaseException | None) -> bool:
+    """Whether torchvision is what an import, or one that led to it, stumbled over."""
+    while error is not None:
+        if "torchvision" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def main() -> None:
     try:
         app()
     except ChaiError as error:
         print(f"chai: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (ImportError, RuntimeError) as error:
+        if not names_torchvision(error):
+            raise
+        told = "torch and torchvision are missing or do not belong together; install both from one place: pip install -U torch torchvision"
+        print(f"chai: {told}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()

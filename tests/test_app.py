@@ -54,3 +54,24 @@ def test_main_prints_one_sentence_for_users_errors() -> None:
     process = subprocess.run([sys.executable, "-m", "chai_cli", "show", "/none.mp4"], capture_output=True, text=True)
     assert process.returncode == 2
     assert process.stderr == "chai: there is no file /none.mp4\n"
+
+
+def test_a_torchvision_that_does_not_fit_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import chai_cli.app as app
+
+    def fail(cause: str) -> None:
+        try:
+            raise RuntimeError(cause)
+        except RuntimeError as error:
+            raise ImportError("Could not import module 'PreTrainedModel'") from error
+
+    monkeypatch.setattr(app, "app", lambda: fail("operator torchvision::nms does not exist"))
+    with pytest.raises(SystemExit) as stopped:
+        app.main()
+    assert stopped.value.code == 2
+    assert "install both from one place" in capsys.readouterr().err
+    monkeypatch.setattr(app, "app", lambda: fail("something else"))
+    with pytest.raises(ImportError):
+        app.main()
