@@ -215,7 +215,7 @@ def test_several_donors_are_read_where_there_are(nirvana: Reuse, tmp_path: Path)
 # Hits that learn from many renders
 
 MANY = [RED, BLUE, "a green ring in a city", "a white heart at sea", "a pink cross in space", "a yellow square in the desert"]
-LEARNING = "correction:fast-steps=3"
+LEARNING = "correction:fast-steps=3,least=4"
 
 
 def test_after_four_full_renders_every_prompt_hits_related_or_not(
@@ -275,7 +275,7 @@ def test_renders_that_were_solved_otherwise_teach_nothing(nirvana: Reuse, tmp_pa
 def test_entries_without_what_it_reads_are_told_and_damaged_ones_left_out(nirvana: Reuse, tmp_path: Path) -> None:
     nirvana(MANY[:4], method=LEARNING, out="donors")
     nirvana(MANY[4:5], method="correction:fast-steps=4")
-    assert rows_of(tmp_path / "out")[0]["why"] == "0 of the 4 full renders to learn from"
+    assert rows_of(tmp_path / "out")[0]["why"] == "0 of the 8 full renders to learn from"
     store = LatentStore(tmp_path / "cache")
     with store.environment.transaction(write=True) as txn:
         first = store.ids()[0]
@@ -607,8 +607,8 @@ def test_warm_reports_failures_and_goes_on(
     assert "--vae-tiling" in result.stderr
 
 
-def test_second_half_of_the_sample_hits_on_its_first(chai: Callable[..., Result], tmp_path: Path) -> None:
+def test_the_end_of_the_sample_hits_on_its_beginning(chai: Callable[..., Result], tmp_path: Path) -> None:
     result = chai("gen", "samples/related.txt", "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--steps", "9")
     assert result.exit_code == 0, result.output
     rows = read_rows(tmp_path / "out" / "report.jsonl")
-    assert [row["reuse"] for row in rows] == ["miss"] * 4 + ["hit"] * 4
+    assert [row["reuse"] for row in rows] == ["miss"] * 8 + ["hit"] * 4

@@ -53,7 +53,7 @@ class CorrectionOptions:
 
     fast_steps: int = 8
     lean: float = 1.4
-    least: int = 4
+    least: int = 8
     most: int = 64
     strength: float = 1.0
 
