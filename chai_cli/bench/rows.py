@@ -21,7 +21,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "correction": (
         *(f"correction:fast-steps={count}" for count in (3, 4, 5)),
         *(f"correction:fast-steps={count},strength=0" for count in (3, 4, 5)),
-        "correction:fast-steps=4,most=4",
+        "correction:fast-steps=4,least=4,most=4",
     ),
     # Does Cache Attention as published beat plain sampling in as few steps?
     "published": tuple(f"chai:fast-steps={count}" for count in (2, 3, 4, 6, 8, 12)),
