@@ -30,7 +30,7 @@ from chai_cli.bench.rows import SCHEDULERS, Row
 from chai_cli.bench.workload import Case, Workload
 from chai_cli.cache import Event
 from chai_cli.denoise import Trajectory, denoise, timed
-from chai_cli.donors import CacheOptions, Donors
+from chai_cli.donors import CLEAN, ESTIMATE, STEP, CacheOptions, Donors
 from chai_cli.embed import Embedder
 from chai_cli.errors import ChaiError, first_line
 from chai_cli.render import peak_memory_mib
@@ -480,8 +480,8 @@ def save_run(path: Path, request: str, run: Trajectory, seconds: dict[str, float
         ChaiError: it cannot be written.
     """
     told = {"sigmas": run.sigmas, "step_seconds": run.seconds, "calls": run.calls, "seconds": seconds, "memory": memory}
-    tensors = {"clean": run.latents.cpu().contiguous(), **{f"step{step}": kept for step, kept in run.kept.items()}}
-    tensors |= {f"estimate{step}": seen.contiguous() for step, seen in run.estimates.items()}
+    tensors = {CLEAN: run.latents.cpu().contiguous(), **{f"{STEP}{step}": kept for step, kept in run.kept.items()}}
+    tensors |= {f"{ESTIMATE}{step}": seen.contiguous() for step, seen in run.estimates.items()}
     beside = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -496,18 +496,15 @@ def load_run(path: Path, request: str, needs: frozenset[int]) -> tuple[Trajector
     try:
         with safe_open(path, framework="pt") as file:
             names, note = set(file.keys()), file.metadata()
-            if (
-                note.get("request") != request
-                or not {f"{kind}{step}" for step in needs for kind in ("step", "estimate")} <= names
-            ):
+            if note.get("request") != request or not {f"{kind}{step}" for step in needs for kind in (STEP, ESTIMATE)} <= names:
                 return None
             told = json.loads(note["run"])
             parts = {
                 part: {int(name[len(part) :]): file.get_tensor(name) for name in names if name.startswith(part)}
-                for part in ("step", "estimate")
+                for part in (STEP, ESTIMATE)
             }
             run = Trajectory(
-                file.get_tensor("clean"), told["sigmas"], parts["step"], parts["estimate"], told["step_seconds"], told["calls"]
+                file.get_tensor(CLEAN), told["sigmas"], parts[STEP], parts[ESTIMATE], told["step_seconds"], told["calls"]
             )
             return run, told["seconds"], told["memory"]
     except (OSError, SafetensorError, AttributeError, KeyError, ValueError):

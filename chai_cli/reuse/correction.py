@@ -240,11 +240,12 @@ class Sums:
 def ridge(folds: Sequence[Sums]) -> Tensor:
     """The map, float32, with the penalty that serves renders best which were left out; zero if it would serve none of them."""
     whole = functools.reduce(Sums.__add__, folds)
-    penalty, least = PENALTIES[1], whole.error
-    for tried in PENALTIES if len(folds) > 1 else ():
-        rests = [functools.reduce(Sums.__add__, (*folds[:i], *folds[i + 1 :])) for i in range(len(folds))]
+    if len(folds) == 1:  # nothing can be left out
+        return whole.solve(PENALTIES[1]).float()
+    rests = [functools.reduce(Sums.__add__, (*folds[:i], *folds[i + 1 :])) for i in range(len(folds))]
+    penalty, least = None, whole.error
+    for tried in PENALTIES:
         left = sum(fold.left(rest.solve(tried)) for fold, rest in zip(folds, rests, strict=True))
         if left < least:
             penalty, least = tried, left
-    helps = least < whole.error or len(folds) == 1
-    return (whole.solve(penalty) if helps else torch.zeros_like(whole.cross)).float()
+    return (torch.zeros_like(whole.cross) if penalty is None else whole.solve(penalty)).float()
