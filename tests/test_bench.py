@@ -441,6 +441,9 @@ def test_the_frontier_leaves_out_what_the_reference_is() -> None:
         *(f"dense:steps={n},scheduler={solver}" for solver in ("euler", "unipc") for n in (1, 4)),
         "dense:scheduler=euler",
     ]
+    assert [row.label for row in frontier(6, "unipc", (4,), ["unipc"])] == ["dense:steps=4,scheduler=unipc"]
+    with pytest.raises(ChaiError, match="one of euler, unipc, not 'ddim'"):
+        frontier(6, "unipc", (4,), ["ddim"])
 
 
 def test_differences_between_clips() -> None:

@@ -108,17 +108,24 @@ def row_of(spec: str) -> Row:
     return Row(spec, count, scheduler, None, peer_of(rest))
 
 
-def frontier(full: int, own: str, steps: Sequence[int] = FRONTIER_STEPS) -> list[Row]:
+def frontier(
+    full: int, own: str, steps: Sequence[int] = FRONTIER_STEPS, schedulers: Sequence[str] = SCHEDULERS
+) -> list[Row]:
     """Plain sampling at few and at full steps with every solver, except what the reference is already.
 
     Args:
         full: The most steps that a request has.
         own: The model's own solver, which the reference uses.
+
+    Raises:
+        ChaiError: there is no such solver.
     """
+    if unknown := [name for name in schedulers if name not in SCHEDULERS]:
+        raise ChaiError(f"the scheduler is one of {', '.join(SCHEDULERS)}, not {unknown[0]!r}")
     few = [
         Row(f"dense:steps={count},scheduler={scheduler}", count, scheduler)
-        for scheduler in SCHEDULERS
+        for scheduler in schedulers
         for count in steps
         if count < full
     ]
-    return few + [Row(f"dense:scheduler={scheduler}", None, scheduler) for scheduler in SCHEDULERS if scheduler != own]
+    return few + [Row(f"dense:scheduler={scheduler}", None, scheduler) for scheduler in schedulers if scheduler != own]

@@ -91,6 +91,9 @@ def bench(
     frontier_steps: Annotated[
         str, typer.Option(help="Steps of plain sampling, beside full ones.", rich_help_panel=MEASURE)
     ] = "1,2,3,4,6,8,12,16",
+    frontier_schedulers: Annotated[
+        str, typer.Option(help="Solvers of plain sampling.", rich_help_panel=MEASURE)
+    ] = "euler,unipc",
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Only the first N requests; run again with more to go on.", rich_help_panel=MEASURE),
@@ -189,6 +192,7 @@ def bench(
         specs += CURVES
     rows = [row_of(spec) for spec in dict.fromkeys(specs)]
     few = o.numbers("--frontier-steps", frontier_steps)
+    solvers = [name.strip() for name in frontier_schedulers.split(",") if name.strip()]
     console = Console(stderr=True)
 
     def say(text: str) -> None:
@@ -213,7 +217,7 @@ def bench(
     made = Bench(backbone, critic, load_embedder(tower, str(backbone.device)), work, rows, out, caching, say, videos)
     steps = [made.look(case, None).num_inference_steps for case in work.cases]
     known = {one.label for one in rows}
-    made.rows += [one for one in frontier(max(steps), made.own_scheduler(), few) if one.label not in known]
+    made.rows += [one for one in frontier(max(steps), made.own_scheduler(), few, solvers) if one.label not in known]
     say(output.workload_words(work))
     signal.signal(signal.SIGTERM, o.interrupt)
     interrupted = False
