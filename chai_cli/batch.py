@@ -252,10 +252,10 @@ class Batch:
         """Encode some prompts, then render them."""
         from chai_cli.render import Understood
 
-        texts: dict[tuple[str, str, bool], tuple[Text, float]] = {}
+        texts: dict[tuple[Any, ...], tuple[Text, float]] = {}
         ready = []
         for job in jobs:
-            key = (job.request.prompt, job.look.negative_prompt, job.look.guidance_scale > 1)
+            key = (job.request.prompt, job.look.negative_prompt, job.look.guidance_scale > 1, job.look.aesthetic_score)
             try:
                 if key not in texts:
                     texts[key] = renderer.encode(job.request.prompt, job.look)

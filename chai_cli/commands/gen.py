@@ -45,7 +45,11 @@ def gen(
     height: o.PixelsOption = None,
     width: o.PixelsOption = None,
     num_frames: o.FramesOption = None,
+    resolution: o.ResolutionOption = None,
+    aspect_ratio: o.AspectOption = None,
+    duration: o.DurationOption = None,
     fps: o.FpsOption = None,
+    aesthetic_score: o.AestheticOption = None,
     scale: o.ScaleOption = None,
     method: Annotated[
         str,
@@ -102,10 +106,9 @@ def gen(
     settings = o.settings_of(
         negative_prompt=negative_prompt,
         seed=seed,
-        height=height,
-        width=width,
-        num_frames=num_frames,
+        **o.preset(record, resolution, aspect_ratio, duration, height, width, num_frames),
         fps=fps,
+        aesthetic_score=aesthetic_score,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
