@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,10 +170,11 @@ class Bare:
     """As much of a backbone as a schedule needs."""
 
     device = torch.device("cpu")
+    pipe = SimpleNamespace(transformer=SimpleNamespace(config=SimpleNamespace(input_sq_size=512)))
 
 
 def test_less_than_one_piece_has_a_schedule_too() -> None:
-    assert [time_shift(look_of(height=512, width=512, num_frames=frames)) for frames in (1, 9, 16)] == [1, 3**0.5, 2]
+    assert [time_shift(look_of(height=512, width=512, num_frames=frames), 512) for frames in (1, 9, 16)] == [1, 3**0.5, 2]
 
 
 @torch.no_grad()

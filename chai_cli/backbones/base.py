@@ -341,34 +341,40 @@ def in_hub_cache(repository: str, inside: str, file: str) -> Path | None:
 
 
 def assembled(record: ModelRecord, parts: Mapping[str, Path]) -> Path:
-    """One folder with the parts of a model under their names, as links: what a pipeline saved to disk looks like."""
+    """A folder whose `model_index.json` says where the parts of a model lie: to chai the same as a pipeline saved to disk."""
     from platformdirs import user_cache_path
 
     folder = user_cache_path("chai") / "models" / record.name
+    index = {part: [None, None, str(there)] for part, there in parts.items()}
+    text = json.dumps({"_class_name": FAMILIES[record.family].pipeline, **index}, indent=1)
+    note, beside = folder / "model_index.json", folder / f"model_index.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for part, there in parts.items():
-            link = folder / part
-            if link.is_symlink() and link.resolve() == there.resolve():
-                continue
-            beside = folder / f".{part}.{os.getpid()}"
-            beside.symlink_to(there.resolve(), target_is_directory=True)
-            beside.replace(link)
-        index = {"_class_name": FAMILIES[record.family].pipeline, **{part: [None, None] for part in parts}}
-        (folder / "model_index.json").write_text(json.dumps(index))
+        if not note.exists() or note.read_text("utf-8") != text:
+            folder.mkdir(parents=True, exist_ok=True)
+            beside.write_text(text, "utf-8")
+            beside.replace(note)
     except OSError as error:
-        raise ChaiError(f"cannot link the parts of {record.name} in {folder}: {error.strerror or error}") from None
+        raise ChaiError(f"cannot write {note}: {error.strerror or error}") from None
     return folder
+
+
+def part_of(folder: Path, name: str) -> Path:
+    """The folder of a pipeline's part: beside `model_index.json` under its name, or where that says, behind library and class."""
+    entry = read_json(folder / "model_index.json", f"{folder / 'model_index.json'} cannot be read").get(name)
+    return folder / entry[2] if isinstance(entry, list) and len(entry) > 2 else folder / name
 
 
 def identity(folder: Path) -> str:
     """Tells one version of a pipeline's files from another without reading them whole: names, sizes, heads and tails."""
     digest = hashlib.blake2b(digest_size=12)
     index = folder / "model_index.json"
-    parts = [folder / name for name in read_json(index, f"{index} cannot be read") if (folder / name).is_dir()]
-    for path in sorted([index, *(p for part in parts for p in part.iterdir() if p.is_file())]):
+    parts = [(name, part_of(folder, name)) for name in sorted(read_json(index, f"{index} cannot be read"))]
+    files = [
+        (f"{name}/{path.name}", path) for name, part in parts if part.is_dir() for path in part.iterdir() if path.is_file()
+    ]
+    for name, path in sorted(files):
         size = path.stat().st_size
-        digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
+        digest.update(f"{name}\0{size}\0".encode())
         with path.open("rb") as file:
             digest.update(file.read(SAMPLED))
             if size > SAMPLED:

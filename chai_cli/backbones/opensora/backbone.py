@@ -12,7 +12,7 @@ import transformers
 from diffusers import AutoencoderKLWan, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from diffusers.video_processor import VideoProcessor
 
-from chai_cli.backbones.base import Look, ModelRecord, Placement, read_json
+from chai_cli.backbones.base import Look, ModelRecord, Placement, part_of, read_json
 from chai_cli.backbones.opensora.captions import prepared
 from chai_cli.backbones.opensora.transformer import STDiT3
 from chai_cli.backbones.opensora.vae import OpenSoraVAE, latent_frames
@@ -49,10 +49,12 @@ class OpenSoraFiles:
 
     @classmethod
     def read(cls, record: ModelRecord, folder: Path, placement: Placement) -> OpenSoraFiles:
+        index = read_json(folder / "model_index.json", f"{record.name} is not whole: it has no readable model_index.json")
         parts = {}
-        for name in ("model_index.json", "transformer/config.json", "vae/config.json"):
-            parts[name] = read_json(folder / name, f"{record.name} is not whole: {folder / name} is missing or broken")
-        index, transformer, vae = parts.values()
+        for name in ("transformer", "vae"):
+            path = part_of(folder, name) / "config.json"
+            parts[name] = read_json(path, f"{record.name} is not whole: {path} is missing or broken")
+        transformer, vae = parts.values()
         own = fingerprint(record, folder, placement, index.get("_class_name"))
         return cls(own, int(transformer.get("in_channels", 4)), vae.get("_class_name") == AutoencoderKLWan.__name__)
 
@@ -72,25 +74,24 @@ class OpenSoraBackbone(PipelineBackbone):
     """An Open-Sora: its velocity, turned round, is that of diffusers' flow matching solvers."""
 
     def __init__(self, record: ModelRecord, folder: Path, placement: Placement) -> None:
-        super().__init__(record, folder, placement, OpenSoraFiles.read(record, folder, placement))
+        self.files = OpenSoraFiles.read(record, folder, placement)
+        super().__init__(record, folder, placement, self.files)
         self.processor = VideoProcessor(vae_scale_factor=SPACE)
 
     def open(self, folder: Path) -> OpenSoraPipeline:
         index = read_json(folder / "model_index.json", f"{folder / 'model_index.json'} cannot be read")
-        if read_json(folder / "vae" / "config.json", "")["_class_name"] == AutoencoderKLWan.__name__:
-            vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float32, local_files_only=True)
+        names = ("transformer", "vae", "vae_2d", "text_encoder", "tokenizer")
+        transformer, coder, spatial, text, words = (part_of(folder, name) for name in names)
+        if self.files.wan:
+            vae = AutoencoderKLWan.from_pretrained(coder, dtype=torch.float32, local_files_only=True)
         else:
-            spatial = folder / "vae_2d"
-            vae = OpenSoraVAE.from_pretrained(
-                folder / "vae", dtype=torch.float32, spatial=spatial if spatial.is_dir() else None
-            )
-        words = folder / ("tokenizer" if (folder / "tokenizer").is_dir() else "text_encoder")
+            vae = OpenSoraVAE.from_pretrained(coder, dtype=torch.float32, spatial=spatial if spatial.is_dir() else None)
         encoder = getattr(transformers, index.get("text_encoder", [None, None])[1] or "T5EncoderModel")
         return OpenSoraPipeline(
-            transformer=STDiT3.from_pretrained(folder / "transformer", dtype=self.dtype),
+            transformer=STDiT3.from_pretrained(transformer, dtype=self.dtype),
             vae=vae,
-            text_encoder=encoder.from_pretrained(folder / "text_encoder", dtype=self.dtype, local_files_only=True),
-            tokenizer=transformers.AutoTokenizer.from_pretrained(words, local_files_only=True),
+            text_encoder=encoder.from_pretrained(text, dtype=self.dtype, local_files_only=True),
+            tokenizer=transformers.AutoTokenizer.from_pretrained(words if words.is_dir() else text, local_files_only=True),
         )
 
     def add_loras(self, loras: tuple[str, ...]) -> None:
@@ -115,7 +116,7 @@ class OpenSoraBackbone(PipelineBackbone):
 
     def schedule(self, look: Look) -> Any:
         made = SCHEDULERS.get(look.scheduler, FlowMatchEulerDiscreteScheduler)
-        shift = time_shift(look)
+        shift = time_shift(look, self.pipe.transformer.config.input_sq_size)
         if made is FlowMatchEulerDiscreteScheduler:
             scheduler = made(shift=shift)
         else:
@@ -146,11 +147,11 @@ class OpenSoraBackbone(PipelineBackbone):
         return to_frames(self.processor, video)
 
 
-def time_shift(look: Look) -> float:
+def time_shift(look: Look, side: int) -> float:
     """How far the times of a schedule lean to noise: with the root of the pixels and that of the latent frames.
 
-    Source: `timestep_transform` of Open-Sora 1.2, with 512 x 512 pixels and one frame as 1. Frames beyond whole pieces of 17 do
-    not count, as there; less than one piece, for which Open-Sora has no schedule, counts by its latent frames.
+    Source: `timestep_transform` of Open-Sora 1.2, with one square frame of a `side` of 512 pixels as 1. Frames beyond whole
+    pieces of 17 do not count, as there; less than one piece, for which Open-Sora has no schedule, counts by its latent frames.
     """
     frames = look.num_frames // 17 * 5 or latent_frames(look.num_frames)
-    return float((look.height * look.width / 512**2) ** 0.5 * frames**0.5)
+    return float((look.height * look.width) ** 0.5 / side * frames**0.5)

@@ -148,16 +148,23 @@ class DitTask:
         self.tokenizer = build_tokenizer()
         self.batch = int(str(plan.extra["batch"]))
         self.still_steps = int(str(plan.extra["still_steps"]))
-        self.model = TextToVideo(len(self.tokenizer), len(mean))
+        self.model = self.build()
         start = plan.extra.get("start")
         if start is not None:
             self.load(Path(str(start)))
+        self.prepare()
+        if plan.extra["compile"]:
+            self.model.transformer.compile_repeated_blocks(dynamic=False)
+
+    def build(self) -> Any:
+        return TextToVideo(len(self.tokenizer), len(self.mean))
+
+    def prepare(self) -> None:
+        """Make what will be trained as fast as it can be."""
         processor = TrainProcessor()
         for block in self.model.transformer.blocks:
             block.attn1.set_processor(processor)
             block.attn2.set_processor(processor)
-        if plan.extra["compile"]:
-            self.model.transformer.compile_repeated_blocks(dynamic=False)
 
     def load(self, folder: Path) -> None:
         """Begin from shipped weights."""
