@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from typer.testing import Result
 
 from chai_cli.backbones.base import Look, find_record, resolve
 from chai_cli.backbones.opensora.backbone import OpenSoraBackbone, time_shift
@@ -229,3 +232,95 @@ def test_sizes() -> None:
         size_of("240p", "5:4")
     with pytest.raises(ChaiError, match="one of 2s, 4s, 8s, 16s, not '3s'"):
         frames_of("3s")
+
+
+def as_published(cache: Path) -> None:
+    """A small Open-Sora in the hub's cache, in the four places, files and configurations of the published one."""
+
+    def snapshot(name: str, inside: str = "") -> Path:
+        root = cache / f"models--{name.replace('/', '--')}"
+        (root / "refs").mkdir(parents=True)
+        (root / "refs" / "main").write_text("abc")
+        folder = root / "snapshots" / "abc" / inside
+        folder.mkdir(parents=True)
+        return folder
+
+    from transformers import T5Config, T5EncoderModel
+
+    from chai_cli.embedded.train.tokenizer import build_tokenizer
+
+    torch.manual_seed(0)
+    words = build_tokenizer(500)
+    text = snapshot("DeepFloyd/t5-v1_1-xxl")
+    words.save_pretrained(text)
+    sizes = {"d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "feed_forward_proj": "gated-gelu"}
+    encoder = T5EncoderModel(T5Config(vocab_size=len(words), **sizes))
+    (text / "config.json").write_text(json.dumps({**encoder.config.to_dict(), "architectures": ["T5ForConditionalGeneration"]}))
+    torch.save(encoder.state_dict(), text / "pytorch_model.bin")
+
+    model = STDiT3(hidden_size=24, depth=2, num_heads=2, caption_channels=24, model_max_length=300)
+    config = {key: model.config[key] for key in ("hidden_size", "depth", "num_heads", "caption_channels", "model_max_length")}
+    config |= {"architectures": ["STDiT3"], "model_type": "STDiT3", "class_dropout_prob": 0.1, "freeze_y_embedder": True}
+    config |= {"enable_flash_attn": True, "input_size": [None, None, None], "torch_dtype": "float32", "drop_path": 0.0}
+    folder = snapshot("hpcai-tech/OpenSora-STDiT-v3")
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+
+    vae = OpenSoraVAE(vae_2d=SMALL_2D, filters=(8, 8, 8, 8), blocks=1, groups=4)
+    temporal = {name: value for name, value in vae.state_dict().items() if not name.startswith("spatial_vae.")}
+    spatial = {"type": "VideoAutoencoderKL", "from_pretrained": "elsewhere", "subfolder": "vae", "micro_batch_size": 4}
+    config = {"model_type": "VideoAutoencoderPipeline", "vae_2d": spatial, "vae_temporal": {"type": "VAE_Temporal_SD"}}
+    config |= {"micro_frame_size": 17, "shift": [-0.1], "scale": [3.85], "cal_loss": False}
+    config |= {"filters": [8, 8, 8, 8], "blocks": 1, "groups": 4}  # only these are not published: they make it small
+    folder = snapshot("hpcai-tech/OpenSora-VAE-v1.2")
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(temporal, folder / "model.safetensors", metadata={"format": "pt"})
+    vae.spatial_vae.module.save_pretrained(snapshot("PixArt-alpha/pixart_sigma_sdxlvae_T5_diffusers", "vae"))
+
+
+def test_a_published_model_runs_from_the_four_places_it_lies_in(
+    chai: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_published(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "user" / name)
+    assert json.loads(chai("models", "--json").stdout.splitlines()[-1])["on_disk"]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("A Red Ball, on sand!\n")
+    options = ("--model", "opensora-1.2", "--aspect-ratio", "1:1", "--resolution", "144p", "--num-frames", "20", "--steps", "2")
+    made = chai("gen", prompts, "--out", tmp_path / "out", *options, "--method", "dense", "--json")
+    (row,) = (json.loads(line) for line in made.stdout.splitlines())
+    assert (row["status"], row["height"], row["width"], row["num_frames"]) == ("done", 192, 192, 20)
+    command = chai("show", tmp_path / "out" / row["file"]).stdout
+    assert "--model opensora-1.2" in command
+    for option, sentence in (
+        (("--resolution", "4k"), "the resolution is one of 144p"),
+        (("--height", "64", "--resolution", "144p"), "give either --height and --width or --resolution"),
+        (("--num-frames", "9", "--duration", "2s"), "give either --num-frames or --duration"),
+        (("--lora", "a.safetensors"), "takes no --lora"),
+    ):
+        failed = chai("gen", prompts, "--out", tmp_path / "other", "--model", "opensora-1.2", *option)
+        assert failed.exit_code == 2
+        assert sentence in failed.stderr
+
+
+def test_sizes_by_name_are_for_models_that_have_them(chai: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a red ball\n")
+    for option in (("--resolution", "144p"), ("--duration", "2s"), ("--aesthetic-score", "5")):
+        failed = chai("gen", tmp_path / "prompts.txt", "--out", tmp_path / "out", *option)
+        assert failed.exit_code == 2
+        assert f"embedded has no {'aesthetic score' if 'score' in option[0] else 'sizes by name'}" in failed.stderr
+
+
+def test_weights_of_another_model_are_one_sentence(tmp_path: Path) -> None:
+    model = STDiT3(**SMALL_DIT)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(STDiT3.from_pretrained(tmp_path).rope.freqs, model.rope.freqs)
+    weights = model.state_dict()
+    del weights["t_block.1.weight"]
+    save_file(weights, tmp_path / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(ChaiError, match="lacks 1 tensors, such as t_block"):
+        STDiT3.from_pretrained(tmp_path)
+    (tmp_path / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(ChaiError, match="holds no .safetensors"):
+        STDiT3.from_pretrained(tmp_path)

@@ -243,6 +243,17 @@ RECORDS: dict[str, Callable[[], ModelRecord]] = {
         flow_shift=3.0,
         memory=16,
     ),
+    "wan2.1-t2v-14b": lambda: ModelRecord(
+        name="wan2.1-t2v-14b",
+        family="wan",
+        source="Wan-AI/Wan2.1-T2V-14B-Diffusers",
+        licence="Apache-2.0",
+        parameters="14 B",
+        height=720,
+        width=1280,
+        flow_shift=5.0,
+        memory=48,
+    ),
     "opensora-1.2": lambda: ModelRecord(
         name="opensora-1.2",
         family="opensora",
@@ -257,17 +268,6 @@ RECORDS: dict[str, Callable[[], ModelRecord]] = {
             "vae_2d": "PixArt-alpha/pixart_sigma_sdxlvae_T5_diffusers/vae",
             "text_encoder": "DeepFloyd/t5-v1_1-xxl",
         },
-    ),
-    "wan2.1-t2v-14b": lambda: ModelRecord(
-        name="wan2.1-t2v-14b",
-        family="wan",
-        source="Wan-AI/Wan2.1-T2V-14B-Diffusers",
-        licence="Apache-2.0",
-        parameters="14 B",
-        height=720,
-        width=1280,
-        flow_shift=5.0,
-        memory=48,
     ),
 }
 

@@ -106,9 +106,8 @@ def gen(
     settings = o.settings_of(
         negative_prompt=negative_prompt,
         seed=seed,
-        **o.preset(record, resolution, aspect_ratio, duration, height, width, num_frames),
+        **o.preset(record, resolution, aspect_ratio, duration, height, width, num_frames, aesthetic_score),
         fps=fps,
-        aesthetic_score=aesthetic_score,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )

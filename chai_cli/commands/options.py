@@ -229,8 +229,13 @@ def preset(
     height: int | None,
     width: int | None,
     num_frames: int | None,
-) -> dict[str, int | None]:
-    """Height, width and frames, some of them by the names that the model's family has for them."""
+    aesthetic_score: float | None,
+) -> dict[str, float | None]:
+    """Settings that only some families know: sizes by name (as height, width and frames), and the score of prompts.
+
+    Raises:
+        ChaiError: a name that it does not have, or the same thing said twice.
+    """
     from chai_cli.backbones.base import FAMILIES
     from chai_cli.errors import ChaiError
 
@@ -239,6 +244,8 @@ def preset(
     given = [option for option, value in named.items() if value is not None]
     if given and family.presets is None:
         raise ChaiError(f"{record.name} has no sizes by name: give --height, --width and --num-frames instead of {given[0]}")
+    if aesthetic_score is not None and record.aesthetic_score is None:
+        raise ChaiError(f"{record.name} has no aesthetic score; leave out --aesthetic-score")
     if (resolution or aspect_ratio) and (height or width):
         raise ChaiError(f"give either --height and --width or {given[0]}")
     if duration and num_frames:
@@ -249,7 +256,7 @@ def preset(
             height, width = sizes.size_of(resolution or sizes.RESOLUTION, aspect_ratio or sizes.ASPECT_RATIO)
         if duration:
             num_frames = sizes.frames_of(duration)
-    return {"height": height, "width": width, "num_frames": num_frames}
+    return {"height": height, "width": width, "num_frames": num_frames, "aesthetic_score": aesthetic_score}
 
 
 def requests_of(prompts: str, settings: Settings) -> tuple[list[Request], list[BadLine]]:
