@@ -131,8 +131,10 @@ def gen(
             if job.file in misfits:
                 typer.echo(f"fail {job.file}: {misfits[job.file]}")
                 continue
-            hits += bool(lookup and lookup.donor)
-            typer.echo(f"hit {job.file}: {lookup.why}" if lookup and lookup.donor else f"render {job.file}")
+            hit = lookup is not None and lookup.donor is not None
+            hits += hit
+            why = f": {lookup.why}" if lookup and lookup.why else ""
+            typer.echo(f"{'hit' if hit else 'render'} {job.file}{why}")
         for line in bad:
             console.print(f"line {line.line}: {line.why}", markup=False, highlight=False, soft_wrap=True)
         predicted = f" ({hits} of them hits on the present cache)" if reuse else ""

@@ -144,6 +144,7 @@ def stdit(
     shards: int = 32,
     batch: int = 24,
     still_steps: Annotated[int, typer.Option(help="Train on single frames only for this many first steps.")] = 800,
+    teacher: Annotated[bool, typer.Option(help="Learn from the embedded Wan instead of from the truth.")] = False,
     lr: float = 1e-3,
     muon_lr: float = 1e-2,
     compile: Annotated[bool, typer.Option(help="Compile the blocks: a third faster.")] = True,
@@ -161,6 +162,7 @@ def stdit(
         "start": start,
         "still_steps": still_steps,
         "compile": compile,
+        "teacher": teacher,
     }
     train("stdit", StditTask, Plan(run, steps, lr, muon_lr, decay=decay, seed=seed, workers=workers, out=out, extra=extra))
 
