@@ -97,6 +97,8 @@ class Batch:
             "scale": self.scale(look),
             "metadata": options.metadata,
         }
+        if look.aesthetic_score is None:  # most models know none
+            del wanted["aesthetic_score"]
         return Job(request, look, f"{request.name}.mp4", json.loads(json.dumps(wanted)))
 
     def row(self, job: Job, status: str, **found: Any) -> Row:

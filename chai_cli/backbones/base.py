@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from chai_cli.prompts import Settings
 
+
+class Incomplete(ChaiError):
+    """Files of a model are missing or broken."""
+
+
 SAMPLED = 65_536  # bytes read at the head and the tail of each weight file to tell one version from another
 
 
@@ -317,13 +322,24 @@ def read_json(path: Path, complaint: str) -> dict[str, Any]:
 def local_folder(record: ModelRecord) -> Path | None:
     """The folder with the model's files if they are on this disk already."""
     if record.parts:
-        found = {part: in_hub_cache(*hub_place(source), "config.json") for part, source in record.parts.items()}
-        there = {part: folder for part, folder in found.items() if folder}
-        return assembled(record, there) if len(there) == len(found) else None
+        found = parts_on_disk(record)
+        return assembled(record, found) if found else None
     folder = Path(record.source).expanduser()
     if folder.is_dir() or folder.is_absolute():
         return folder if folder.is_dir() else None
     return in_hub_cache(record.source, "", "model_index.json")
+
+
+def on_disk(record: ModelRecord) -> bool:
+    """Whether the model's files are on this disk already."""
+    return bool(parts_on_disk(record)) if record.parts else local_folder(record) is not None
+
+
+def parts_on_disk(record: ModelRecord) -> dict[str, Path]:
+    """Where the parts of a model lie that is published in several places; nothing if one of them is missing."""
+    found = {part: in_hub_cache(*hub_place(source), "config.json") for part, source in record.parts.items()}
+    there = {part: folder for part, folder in found.items() if folder}
+    return there if len(there) == len(found) else {}
 
 
 def hub_place(source: str) -> tuple[str, str]:
@@ -361,14 +377,22 @@ def assembled(record: ModelRecord, parts: Mapping[str, Path]) -> Path:
 def part_of(folder: Path, name: str) -> Path:
     """The folder of a pipeline's part: beside `model_index.json` under its name, or where that says, behind library and class."""
     entry = read_json(folder / "model_index.json", f"{folder / 'model_index.json'} cannot be read").get(name)
-    return folder / entry[2] if isinstance(entry, list) and len(entry) > 2 else folder / name
+    if isinstance(entry, list) and len(entry) > 2 and isinstance(entry[2], str):
+        return folder / entry[2]
+    return folder / name
 
 
 def identity(folder: Path) -> str:
-    """Tells one version of a pipeline's files from another without reading them whole: names, sizes, heads and tails."""
-    digest = hashlib.blake2b(digest_size=12)
+    """Tells one version of a pipeline's files from another without reading them whole: names, sizes, heads and tails.
+
+    Of `model_index.json` what it says counts, but not where parts lie.
+    """
     index = folder / "model_index.json"
-    parts = [(name, part_of(folder, name)) for name in sorted(read_json(index, f"{index} cannot be read"))]
+    told = read_json(index, f"{index} cannot be read")
+    digest = hashlib.blake2b(
+        json.dumps({k: v[:2] if isinstance(v, list) else v for k, v in told.items()}).encode(), digest_size=12
+    )
+    parts = [(name, part_of(folder, name)) for name in sorted(told)]
     files = [
         (f"{name}/{path.name}", path) for name, part in parts if part.is_dir() for path in part.iterdir() if path.is_file()
     ]
@@ -410,7 +434,18 @@ def load(record: ModelRecord, placement: Placement) -> Backbone:
     Raises:
         ChaiError: files missing or broken, hub unreachable, or a placement this machine cannot do.
     """
-    folder = local_folder(record) or download(record)
+    folder = local_folder(record)
+    if folder is None:
+        return opened(record, download(record), placement)
+    try:
+        return opened(record, folder, placement)
+    except Incomplete:
+        if Path(record.source).expanduser().is_dir():
+            raise
+        return opened(record, download(record), placement)  # an earlier download did not get to its end
+
+
+def opened(record: ModelRecord, folder: Path, placement: Placement) -> Backbone:
     family = FAMILIES[record_of_folder(record.name, folder).family]
     made: Backbone = family.load(family.backbone)(record, folder, placement)
     return made
@@ -433,13 +468,14 @@ def read_files(record: ModelRecord, placement: Placement) -> ModelFiles | None:
 def download(record: ModelRecord) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.safetensors", "*.model", "*.txt"]
+    wanted, asked = ["*.json", "*.safetensors", "*.model", "*.txt"], record.source
     try:
         if not record.parts:
             return Path(snapshot_download(record.source, allow_patterns=wanted))
         folders = {}
         for part, source in record.parts.items():
             repository, inside = hub_place(source)
+            asked = repository
             only = [f"{inside}/{pattern}".lstrip("/") for pattern in [*wanted, *(["*.bin"] if part == "text_encoder" else [])]]
             folders[part] = Path(snapshot_download(repository, allow_patterns=only)) / inside
         return assembled(record, folders)
@@ -449,5 +485,5 @@ def download(record: ModelRecord) -> Path:
         kind = type(error).__name__
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ChaiError(
-            f"cannot download {record.source}: {kind}{offline}. Check the name and the connection, or give --model a folder"
+            f"cannot download {asked}: {kind}{offline}. Check the name and the connection, or give --model a folder"
         ) from None

@@ -17,10 +17,11 @@ from diffusers.utils import logging as diffusers_logging
 from diffusers.utils.torch_utils import randn_tensor
 from transformers.utils import logging as transformers_logging
 
-from chai_cli.backbones.base import Look, ModelFiles, ModelRecord, Placement, Text, identity
+from chai_cli.backbones.base import Incomplete, Look, ModelFiles, ModelRecord, Placement, Text, identity
 from chai_cli.errors import ChaiError, first_line
 
 SCHEDULERS = {"euler": FlowMatchEulerDiscreteScheduler, "unipc": UniPCMultistepScheduler}
+COMPILED = 64  # graphs of a block
 HEAVY = 2**30  # bytes; a text encoder beyond this leaves the accelerator while the transformer works
 
 
@@ -64,6 +65,7 @@ class PipelineBackbone(ABC):
     """A pipeline taken apart: the same parts in the same order, with the loop left to `denoise.py`."""
 
     pipe: Any
+    whole: tuple[str, ...] = ()  # parts that `--offload group` leaves on the device, because they do not run by `forward`
 
     def __init__(self, record: ModelRecord, folder: Path, placement: Placement, files: ModelFiles) -> None:
         self.record = record
@@ -79,10 +81,8 @@ class PipelineBackbone(ABC):
         self.latent_shape = files.latent_shape
         try:
             self.pipe = self.open(folder)
-        except ChaiError:
-            raise
         except Exception as error:  # the loaders raise whatever the broken file makes them raise
-            raise ChaiError(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
+            raise Incomplete(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
         if placement.vae_tiling:
             self.pipe.vae.enable_tiling()
         self.add_loras(placement.lora)
@@ -134,10 +134,16 @@ class PipelineBackbone(ABC):
         if self.offload == "model":
             self.pipe.enable_model_cpu_offload(device=self.device)
         elif self.offload == "group":
-            self.pipe.enable_group_offload(self.device, num_blocks_per_group=1, use_stream=self.device.type == "cuda")
+            stream = self.device.type == "cuda"
+            self.pipe.enable_group_offload(
+                self.device, num_blocks_per_group=1, use_stream=stream, exclude_modules=list(self.whole)
+            )
+            for name in self.whole:
+                getattr(self.pipe, name).to(self.device)
         else:
             self.pipe.to(self.device)
         if placement.compile:
+            torch._dynamo.config.recompile_limit = COMPILED  # sizes and lengths of prompts, each with and without a donor
             for transformer in self.transformers():
                 transformer.compile_repeated_blocks()
 

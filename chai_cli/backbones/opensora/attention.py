@@ -49,12 +49,13 @@ class CacheProcessor(STDiT3AttnProcessor):
     def __call__(self, attn: Attention, hidden_states: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
         if self.source.tokens is None:
             return self.own(attn, hidden_states, rotary)
-        query = attn.q_norm(attn.split(attn.qkv(hidden_states)).chunk(3, 2)[0])
-        key, value = keys_and_values(attn, self.donor_frames(hidden_states))
+        query, key, value = attn.split(attn.qkv(hidden_states)).chunk(3, 2)
+        _, donor_key, donor_value = attn.split(attn.qkv(self.donor_frames(hidden_states))).chunk(3, 2)
         if self.source.mode == "append":
-            own_key, own_value = keys_and_values(attn, hidden_states)
-            key, value = torch.cat([own_key, key], 1), torch.cat([own_value, value], 1)
-        return attn.mixed(query, key, value, self)
+            key, value = torch.cat([key, donor_key], 1), torch.cat([value, donor_value], 1)
+        else:
+            key, value = donor_key, donor_value
+        return attn.mixed(attn.q_norm(query), attn.k_norm(key), value, self)
 
     def donor_frames(self, hidden_states: Tensor) -> Tensor:
         """The donor's frames, normed and modulated as the block does with its own [B T, S, D].
@@ -69,9 +70,3 @@ class CacheProcessor(STDiT3AttnProcessor):
         if states.shape[0] * condition.frames > hidden_states.shape[0]:
             return states.transpose(0, 1).flatten(1, 2)
         return states.flatten(0, 1)
-
-
-def keys_and_values(attn: Attention, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, L, heads, width] of normed and modulated states [B, L, D]."""
-    _, key, value = attn.split(attn.qkv(states)).chunk(3, 2)
-    return attn.k_norm(key), value

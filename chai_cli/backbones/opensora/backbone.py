@@ -41,11 +41,14 @@ class OpenSoraFiles:
         fingerprint: Tells models apart whose latents do not fit each other.
         channels: Of a latent.
         wan: The autoencoder is Wan's.
+        piece, time: Frames that are coded as one piece (None: all), frames of one latent.
     """
 
     fingerprint: str
     channels: int
     wan: bool
+    piece: int | None = 17
+    time: int = 4
 
     @classmethod
     def read(cls, record: ModelRecord, folder: Path, placement: Placement) -> OpenSoraFiles:
@@ -56,7 +59,9 @@ class OpenSoraFiles:
             parts[name] = read_json(path, f"{record.name} is not whole: {path} is missing or broken")
         transformer, vae = parts.values()
         own = fingerprint(record, folder, placement, index.get("_class_name"))
-        return cls(own, int(transformer.get("in_channels", 4)), vae.get("_class_name") == AutoencoderKLWan.__name__)
+        wan = vae.get("_class_name") == AutoencoderKLWan.__name__
+        time = 2 ** sum(vae.get("halved", (False, True, True)))
+        return cls(own, int(transformer.get("in_channels", 4)), wan, vae.get("micro_frame_size", 17), 4 if wan else time)
 
     def latent_shape(self, look: Look) -> tuple[int, int, int, int, int]:
         """[1, C, T, H, W].
@@ -66,12 +71,15 @@ class OpenSoraFiles:
         """
         if self.wan and (look.height % SPACE or look.width % SPACE):
             raise ChaiError(f"height and width must be multiples of {SPACE}, not {look.height} and {look.width}")
-        frames = wan_latent_frames(look.num_frames, 4) if self.wan else latent_frames(look.num_frames)
+        count = look.num_frames
+        frames = wan_latent_frames(count, self.time) if self.wan else latent_frames(count, self.piece, self.time)
         return 1, self.channels, frames, look.height // SPACE, look.width // SPACE
 
 
 class OpenSoraBackbone(PipelineBackbone):
     """An Open-Sora: its velocity, turned round, is that of diffusers' flow matching solvers."""
+
+    whole = ("vae",)
 
     def __init__(self, record: ModelRecord, folder: Path, placement: Placement) -> None:
         self.files = OpenSoraFiles.read(record, folder, placement)

@@ -223,20 +223,22 @@ def gated(states: Tensor, gate: Tensor, condition: Condition) -> Tensor:
     return (gate * condition.framed(states, gate)).view_as(states)
 
 
-def positions(rows: int, columns: int, scale: float, width: int, device: torch.device) -> Tensor:
+def positions(rows: int, columns: int, scale: float, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Sines and cosines of each place of a frame [1, rows columns, D]: of its column, then of its row.
 
-    Counted so that a frame of any shape spans the square root of its number of places, over `scale`.
+    Counted so that a frame of any shape spans the square root of its number of places, over `scale`. Frequencies are rounded to
+    `dtype`, as in the published model, angles are not.
     """
     base = round((rows * columns) ** 0.5)
     frequencies = 10000 ** -(torch.arange(0, width // 2, 2, device=device).float() / (width // 2))
+    frequencies = frequencies.to(dtype).float()
 
     def waves(count: int) -> Tensor:
         angles = torch.outer(torch.arange(count, device=device) / scale * (base / count), frequencies)
         return torch.cat([angles.sin(), angles.cos()], -1)
 
     across, down = waves(columns)[None].expand(rows, -1, -1), waves(rows)[:, None].expand(-1, columns, -1)
-    return torch.cat([across, down], -1).flatten(0, 1).unsqueeze(0)
+    return torch.cat([across, down], -1).flatten(0, 1).unsqueeze(0).to(dtype)
 
 
 class PatchEmbed(nn.Module):
@@ -371,11 +373,11 @@ class STDiT3(Published, ModelMixin, ConfigMixin, CacheMixin, AttentionMixin, Pef
         Returns:
             [B, 2 C, T, H, W], float32.
         """
-        kind, size, patch = self.x_embedder.proj.weight.dtype, hidden_states.shape[2:], self.config.patch_size
+        dtype, size, patch = self.x_embedder.proj.weight.dtype, hidden_states.shape[2:], self.config.patch_size
         frames, rows, columns = (-(-n // step) for n, step in zip(size, patch, strict=True))
         pixels = (height or size[1] * 8) * (width or size[2] * 8)
-        times = timestep.to(kind).expand(hidden_states.shape[0])
-        rate = self.fps_embedder(torch.as_tensor(fps, device=times.device).to(kind).expand_as(times))
+        times = timestep.to(dtype).expand(hidden_states.shape[0])
+        rate = self.fps_embedder(torch.as_tensor(fps, device=times.device).to(dtype).expand_as(times))
 
         def embedded(time: Tensor) -> tuple[Tensor, Tensor]:
             together = self.t_embedder(time) + rate
@@ -386,13 +388,13 @@ class STDiT3(Published, ModelMixin, ConfigMixin, CacheMixin, AttentionMixin, Pef
                 time=embedded(times),
                 still=None if frame_mask is None else embedded(torch.zeros_like(times)),
                 moving=frame_mask,
-                text=self.y_embedder(encoder_hidden_states.to(kind)),
+                text=self.y_embedder(encoder_hidden_states.to(dtype)),
                 mask=None if encoder_attention_mask is None else encoder_attention_mask.bool()[:, None, None],
-                position=self.position(rows, columns, pixels, times.device).to(kind),
+                position=self.position(rows, columns, pixels, times.device, dtype),
                 frames=frames,
             )
         )
-        states, rotary = self.tokens(hidden_states.to(kind), condition), self.rope(frames)
+        states, rotary = self.tokens(hidden_states.to(dtype), condition), self.rope(frames)
         for pair in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
             states = self.run(pair, states, condition, rotary)
         out = self.final_layer(states, condition)
@@ -401,9 +403,9 @@ class STDiT3(Published, ModelMixin, ConfigMixin, CacheMixin, AttentionMixin, Pef
         out = out[:, :, : size[0], : size[1], : size[2]].float()
         return Transformer2DModelOutput(sample=out) if return_dict else (out,)
 
-    def position(self, rows: int, columns: int, pixels: float, device: torch.device) -> Tensor:
+    def position(self, rows: int, columns: int, pixels: float, device: torch.device, dtype: torch.dtype) -> Tensor:
         scale = pixels**0.5 / self.config.input_sq_size
-        return positions(rows, columns, scale, self.config.hidden_size, device)
+        return positions(rows, columns, scale, self.config.hidden_size, device, dtype)
 
     def tokens(self, latents: Tensor, condition: Condition) -> Tensor:
         """Latents as they enter the first block [B, T S, D]."""

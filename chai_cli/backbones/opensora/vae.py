@@ -15,6 +15,7 @@ from diffusers import AutoencoderKL
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.modeling_utils import ModelMixin
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor, nn
 
 from chai_cli.backbones.opensora.weights import Published
@@ -213,6 +214,7 @@ class OpenSoraVAE(Published, ModelMixin, ConfigMixin):  # type: ignore[misc]
         batch = spatial.get("micro_batch_size", config.get("micro_batch_size", 4))
         return {**config, "vae_2d": spatial if "block_out_channels" in spatial else None, "micro_batch_size": batch}
 
+    @apply_forward_hook  # type: ignore[untyped-decorator]
     def encode(self, video: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Normalised latents: drawn with `generator`, or the most likely without."""
         frames = self.spatial_vae.encode(video, generator)
@@ -220,6 +222,7 @@ class OpenSoraVAE(Published, ModelMixin, ConfigMixin):  # type: ignore[misc]
         latents = torch.cat([one.sample(generator) if generator else one.mode() for one in coded], 2)
         return (latents - self.shift) / self.scale
 
+    @apply_forward_hook  # type: ignore[untyped-decorator]
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         """A video from normalised latents.
 

@@ -134,7 +134,6 @@ def dit(
 @app.command()
 def stdit(
     run: RunOption,
-    vae: Annotated[Path, typer.Option(help="Folder of the trained autoencoder, as exported.")],
     out: OutOption = None,
     start: Annotated[Path | None, typer.Option(help="Begin from the weights of this model folder.")] = None,
     steps: StepsOption = 4000,
@@ -149,16 +148,16 @@ def stdit(
     muon_lr: float = 1e-2,
     compile: Annotated[bool, typer.Option(help="Compile the blocks: a third faster.")] = True,
 ) -> None:
-    """The transformer of the small Open-Sora, on the same latents, with the shipped text encoder."""
+    """The transformer of the small Open-Sora, on the same latents, with the shipped autoencoder and text encoder."""
     from chai_cli.embedded.train.latents import latent_shards
-    from chai_cli.embedded.train.stdit import StditTask
+    from chai_cli.embedded.train.stdit import WEIGHTS, StditTask
 
     paint(run, shards)
-    latent_shards(run.parent / "clips", run / "latents", vae, shards)
+    latent_shards(run.parent / "clips", run / "latents", WEIGHTS / "vae", shards)
     extra: dict[str, object] = {
         "shards": shards,
         "batch": batch,
-        "vae": vae,
+        "vae": WEIGHTS / "vae",
         "start": start,
         "still_steps": still_steps,
         "compile": compile,

@@ -6,6 +6,7 @@ Everything but the transformer is `dit.py`'s: data, noise levels, weights of the
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import UMT5EncoderModel
 
+from chai_cli.backbones.opensora.backbone import IMAGE_FPS
 from chai_cli.backbones.opensora.transformer import STDiT3
 from chai_cli.embedded import world
 from chai_cli.embedded.train import dit
@@ -65,7 +67,8 @@ class TextToVideo(nn.Module):
         mask = torch.where(empty[:, None], common, mask)
         seen: list[Tensor] = []
         hook = self.transformer.temporal_blocks[HEAD_PAIR - 1].register_forward_hook(lambda *call: seen.append(call[2]))
-        size = {"height": world.HEIGHT, "width": world.WIDTH, "fps": float(world.FPS)}
+        fps = float(world.FPS if x.shape[2] > 1 else IMAGE_FPS)
+        size = {"height": world.HEIGHT, "width": world.WIDTH, "fps": fps}
         velocity = self.transformer(x, sigma * 1000, embeds, mask, return_dict=False, **size)[0]
         hook.remove()
         return -velocity, seen[0]
@@ -111,5 +114,5 @@ class StditTask(DitTask):
             "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
         }
         index: dict[str, Any] = {"_class_name": "OpenSoraPipeline", "transformer": ["chai_cli", "STDiT3"]}
-        index |= {name: [*kind, f"../{WEIGHTS.name}/{name}"] for name, kind in others.items()}
+        index |= {name: [*kind, os.path.relpath(WEIGHTS / name, folder)] for name, kind in others.items()}
         (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
