@@ -119,7 +119,7 @@ AestheticOption = Annotated[
     float | None,
     typer.Option(help="Open-Sora: the score that prompts are marked with (default: 6.5; 0 for none).", rich_help_panel=LOOK),
 ]
-FpsOption = Annotated[int | None, typer.Option(help="Frames a second of the mp4 (default: the model's).", rich_help_panel=LOOK)]
+FpsOption = Annotated[int | None, typer.Option(help="Frames a second (default: the model's).", rich_help_panel=LOOK)]
 ScaleOption = Annotated[
     int | None,
     typer.Option(
