@@ -93,7 +93,7 @@ class OpenSoraBackbone(PipelineBackbone):
         if self.files.wan:
             vae = AutoencoderKLWan.from_pretrained(coder, dtype=torch.float32, local_files_only=True)
         else:
-            vae = OpenSoraVAE.from_pretrained(coder, dtype=torch.float32, spatial=spatial if spatial.is_dir() else None)
+            vae = OpenSoraVAE.from_pretrained(coder, dtype=torch.float32, vae_2d=spatial if spatial.is_dir() else None)
         encoder = getattr(transformers, index.get("text_encoder", [None, None])[1] or "T5EncoderModel")
         return OpenSoraPipeline(
             transformer=STDiT3.from_pretrained(transformer, dtype=self.dtype),

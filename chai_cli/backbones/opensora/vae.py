@@ -5,9 +5,11 @@ Parameter names are those of the published weights. Videos are coded in pieces o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor, nn
 
-from chai_cli.backbones.opensora.weights import Published
+from chai_cli.backbones.opensora.weights import Published, read_weights
 
 SPATIAL_SCALE = 0.18215
 # The published 2-D autoencoder: PixArt-alpha/pixart_sigma_sdxlvae_T5_diffusers, folder `vae`.
@@ -201,7 +203,7 @@ class OpenSoraVAE(Published, ModelMixin, ConfigMixin):  # type: ignore[misc]
         halved: Sequence[bool] = (False, True, True),
     ) -> None:
         super().__init__()
-        module = AutoencoderKL(**(vae_2d or SDXL_VAE))
+        module = AutoencoderKL.from_config(vae_2d or SDXL_VAE)
         self.spatial_vae = FrameVae(module, micro_batch_size)
         shape = Shape(module.config.latent_channels, tuple(filters), tuple(halved), blocks, groups)
         self.temporal_vae = TemporalVae(shape)
@@ -209,10 +211,22 @@ class OpenSoraVAE(Published, ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.register_buffer("shift", torch.tensor(latents_mean).view(1, -1, 1, 1, 1))
 
     @classmethod
-    def published(cls, config: dict[str, Any]) -> dict[str, Any]:
+    def from_pretrained(cls, folder: str | Path, *, dtype: torch.dtype | None = None, vae_2d: str | Path | None = None) -> Self:
+        """A model in evaluation mode; of the published one the 2-D autoencoder may lie in another folder.
+
+        Raises:
+            ChaiError: files are missing, or are of another model.
+        """
+        root = Path(folder)
+        config, weights = json.loads((root / "config.json").read_text("utf-8")), read_weights(root)
         spatial = config.get("vae_2d") or {}
-        batch = spatial.get("micro_batch_size", config.get("micro_batch_size", 4))
-        return {**config, "vae_2d": spatial if "block_out_channels" in spatial else None, "micro_batch_size": batch}
+        if "block_out_channels" not in spatial:  # published: says where it lies and how many frames it takes at once
+            config = {**config, "vae_2d": None, "micro_batch_size": spatial.get("micro_batch_size", 4)}
+            if vae_2d is not None:
+                config["vae_2d"] = json.loads((Path(vae_2d) / "config.json").read_text("utf-8"))
+        if vae_2d is not None and not any(name.startswith("spatial_vae.") for name in weights):
+            weights |= {f"spatial_vae.module.{name}": value for name, value in read_weights(Path(vae_2d)).items()}
+        return cls.filled(config, weights, str(root), dtype)
 
     @apply_forward_hook  # type: ignore[untyped-decorator]
     def encode(self, video: Tensor, generator: torch.Generator | None = None) -> Tensor:

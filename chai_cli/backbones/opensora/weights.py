@@ -18,37 +18,29 @@ class Published:
     """A diffusers model whose `from_pretrained` also takes the file names and configurations of transformers."""
 
     @classmethod
-    def published(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """A configuration as it was published, in this class's words."""
-        return config
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, *, dtype: torch.dtype | None = None, spatial: Path | None = None) -> Self:
+    def from_pretrained(cls, folder: str | Path, *, dtype: torch.dtype | None = None) -> Self:
         """A model in evaluation mode.
 
         Args:
             folder: Holds `config.json` and one or several `.safetensors`.
             dtype: None for that of the files.
-            spatial: Folder of a 2-D autoencoder, for an autoencoder whose own files lack it.
 
         Raises:
             ChaiError: files are missing, or are of another model.
         """
         root = Path(folder)
+        return cls.filled(json.loads((root / "config.json").read_text("utf-8")), read_weights(root), str(root), dtype)
+
+    @classmethod
+    def filled(cls, config: dict[str, Any], weights: dict[str, Tensor], told: str, dtype: torch.dtype | None) -> Self:
+        """A model of a configuration, in which words that are not this class's are passed over, with these weights."""
         known = inspect.signature(cls.__init__).parameters
-        config = cls.published(json.loads((root / "config.json").read_text("utf-8")))
         model: Any = cls(**{name: value for name, value in config.items() if name in known})
-        weights = read_weights(root)
-        if spatial is not None and not any(name.startswith("spatial_vae.") for name in weights):
-            weights |= {f"spatial_vae.module.{name}": value for name, value in read_weights(spatial).items()}
         missing, foreign = model.load_state_dict(weights, strict=False, assign=True)
-        if missing or foreign:
-            said = (
-                f"lacks {len(missing)} tensors, such as {missing[0]}"
-                if missing
-                else f"has {foreign[0]}, which is of another model"
-            )
-            raise ChaiError(f"{root} {said}")
+        if missing:
+            raise ChaiError(f"{told} lacks {len(missing)} tensors, such as {missing[0]}")
+        if foreign:
+            raise ChaiError(f"{told} has {foreign[0]}, which is of another model")
         return model.to(dtype).eval() if dtype else model.eval()
 
 
