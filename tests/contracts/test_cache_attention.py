@@ -216,7 +216,7 @@ def test_compiled_blocks_have_two_variants_whatever_the_step_or_the_donor(family
     counters.clear()
     transformer.compile_repeated_blocks(backend="eager")
     assert torch.allclose(hit(backbone, look, "a red ball", other), plain, atol=1e-5)
-    hit(backbone, look, "a blue star", donor, steps=(2, 4))  # a text of another length, where that matters
+    hit(backbone, look, "a blue star rises over the desert", donor, steps=(2, 4))  # a length of text may be a variant, once
     variants = counters["stats"]["unique_graphs"]
     assert variants <= FAMILIES[record.family].variants
     hit(backbone, look, "a small red ball at sunset", donor, steps=(1, 3, 5))
