@@ -6,7 +6,6 @@ all of them. Nothing is global and nothing stays: processors and hooks live as l
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.hooks.hooks import BaseState, CacheContext, StateManager
 from torch import Tensor, nn
 
+from chai_cli.backbones.base import FAMILIES
 from chai_cli.errors import ChaiError
 
 HOOK = "chai_cache_attention"
-SITES = {"WanTransformer3DModel": "chai_cli.backbones.wan_attention:WanSites"}  # by class of the transformer
 
 
 @dataclass
@@ -50,7 +49,7 @@ class Sites(Protocol):
     def conditioner(self, transformer: nn.Module) -> nn.Module:
         """The part that runs once before the blocks and whose output they are modulated with."""
 
-    def tokens(self, transformer: nn.Module, latents: Tensor) -> Tensor:
+    def tokens(self, transformer: nn.Module, latents: Tensor, conditioning: Any) -> Tensor:
         """Latents [B, C, T, H, W] as they enter the first block [B, N, D]."""
 
     def through(self, transformer: nn.Module, block: nn.Module, tokens: Tensor, conditioning: Any, latents: Tensor) -> Tensor:
@@ -117,11 +116,12 @@ def sites_of(transformer: nn.Module) -> Sites:
         ChaiError: no family with such a transformer is known.
     """
     kind = type(transformer).__name__
-    if kind not in SITES:
-        raise ChaiError(f"Cache Attention does not know the transformer {kind}; it knows {', '.join(SITES)}")
-    module, name = SITES[kind].split(":")
-    made: Sites = getattr(importlib.import_module(module), name)()
-    return made
+    for family in FAMILIES.values():
+        if family.transformer == kind:
+            made: Sites = family.load(family.sites)()
+            return made
+    known = ", ".join(family.transformer for family in FAMILIES.values())
+    raise ChaiError(f"Cache Attention does not know the transformer {kind}; it knows {known}")
 
 
 def check_blocks(known: Sequence[nn.Module], places: Sequence[int]) -> None:
@@ -150,7 +150,7 @@ def injected(transformer: nn.Module, pick: Pick, blocks: Sequence[int], mode: st
         if context.latents is None:
             return
         latents, context.latents = context.latents, None
-        entering = [tokens := sites.tokens(transformer, latents)]
+        entering = [tokens := sites.tokens(transformer, latents, conditioning)]
         for block in all_blocks[: max(blocks)]:  # before any source is set, so that the donor sees only itself
             entering.append(tokens := sites.through(transformer, block, tokens, conditioning, latents))
         for place, source in context.sources.items():

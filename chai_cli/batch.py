@@ -97,6 +97,8 @@ class Batch:
             "scale": self.scale(look),
             "metadata": options.metadata,
         }
+        if look.aesthetic_score is None:  # most models know none
+            del wanted["aesthetic_score"]
         return Job(request, look, f"{request.name}.mp4", json.loads(json.dumps(wanted)))
 
     def row(self, job: Job, status: str, **found: Any) -> Row:
@@ -252,10 +254,10 @@ class Batch:
         """Encode some prompts, then render them."""
         from chai_cli.render import Understood
 
-        texts: dict[tuple[str, str, bool], tuple[Text, float]] = {}
+        texts: dict[tuple[Any, ...], tuple[Text, float]] = {}
         ready = []
         for job in jobs:
-            key = (job.request.prompt, job.look.negative_prompt, job.look.guidance_scale > 1)
+            key = (job.request.prompt, job.look.negative_prompt, job.look.guidance_scale > 1, job.look.aesthetic_score)
             try:
                 if key not in texts:
                     texts[key] = renderer.encode(job.request.prompt, job.look)

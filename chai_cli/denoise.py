@@ -92,7 +92,7 @@ def denoise(
         before = trajectory.latents
         with timed(backbone.device, trajectory.seconds.append), method.around(step):
             context = {"step_index": index, "sigma": step.sigma, "num_inference_steps": total}
-            velocity, calls = backbone.velocity(before, step.timestep, text, look.guidance_scale, context)
+            velocity, calls = backbone.velocity(before, step.timestep, text, look, context)
             stepped = scheduler.step(velocity, step.timestep, before, return_dict=False)[0]
             estimate = before - step.sigma * velocity
             trajectory.latents = method.after(step, stepped, before, estimate)

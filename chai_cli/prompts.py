@@ -36,6 +36,7 @@ class Settings:
     fps: int | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
+    aesthetic_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ OVERRIDES: dict[str, Callable[[Any], Any]] = {
     "fps": int,
     "num_inference_steps": int,
     "guidance_scale": float,
+    "aesthetic_score": float,
 }
 LIMITS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
@@ -86,6 +88,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "fps": (1, 240),
     "num_inference_steps": (1, 1000),
     "guidance_scale": (0, 100),
+    "aesthetic_score": (0, 10),
 }
 FIELDS = ("prompt", "id", *OVERRIDES)
 assert set(OVERRIDES) == {field.name for field in fields(Settings)}

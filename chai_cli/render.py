@@ -152,7 +152,7 @@ class Renderer:
             with part("write"):
                 save_latents(latents, kept, key)
         with part("decode"):
-            frames = self.backbone.decode(latents)
+            frames = self.backbone.decode(latents, look)
         if target is not None:
             part_file = self.scratch / f"{name}.part.mp4"
             try:

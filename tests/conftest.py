@@ -40,7 +40,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Wan saved to disk as real weights are."""
     folder = tmp_path_factory.mktemp("models") / "tiny-wan"
-    FAMILIES["wan"](folder)
+    FAMILIES["wan"].make(folder)
     return folder
 
 
@@ -48,7 +48,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRecord, Backbone]:
     """Each family as a tiny random model, loaded the way chai loads any folder."""
     folder = tmp_path_factory.mktemp("family") / request.param
-    FAMILIES[request.param](folder)
+    FAMILIES[request.param].make(folder)
     record = find_record(str(folder))
     return record, load(record, Placement(device="cpu"))
 

@@ -41,7 +41,7 @@ def test_help_has_examples(chai: Callable[..., Result]) -> None:
 
 def test_models_lists_what_is_known(chai: Callable[..., Result]) -> None:
     rows = [json.loads(line) for line in chai("models", "--json").stdout.splitlines()]
-    assert [row["name"] for row in rows] == ["embedded", "wan2.1-t2v-1.3b", "wan2.1-t2v-14b"]
+    assert [row["name"] for row in rows] == ["embedded", "wan2.1-t2v-1.3b", "wan2.1-t2v-14b", "opensora-1.2"]
     assert rows[0]["on_disk"]
     assert "wan2.1-t2v-14b" in chai("models").stdout
 

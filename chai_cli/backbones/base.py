@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from chai_cli.prompts import Settings
 
+
+class Incomplete(ChaiError):
+    """Files of a model are missing or broken."""
+
+
 SAMPLED = 65_536  # bytes read at the head and the tail of each weight file to tell one version from another
 
 
@@ -27,6 +32,8 @@ class ModelRecord:
     """A model: where it is, what it likes. Sizes in pixels, memory in GiB for bf16 weights (fp32 for the embedded one).
 
     Attributes:
+        parts: Hub ids of a model that is published in several places, by part; behind owner and name, a folder in it.
+        aesthetic_score: What prompts are marked with, for a model that was trained on such marks.
         fast_steps: Steps that corrected hits need, where that was measured.
     """
 
@@ -46,6 +53,8 @@ class ModelRecord:
     memory: float | None = None
     embedder: str = "ViT-B-32"
     fast_steps: int | None = None
+    aesthetic_score: float | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
     unknown_words: Callable[[str], list[str]] | None = field(default=None, compare=False)
 
 
@@ -88,6 +97,7 @@ class Look:
     num_inference_steps: int
     guidance_scale: float
     scheduler: str
+    aesthetic_score: float | None = None
 
 
 class ModelFiles(Protocol):
@@ -138,12 +148,69 @@ class Backbone(Protocol):
         """Seeded noise [1, C, T, H, W] in float32, drawn on the CPU."""
 
     def velocity(
-        self, latents: torch.Tensor, timestep: torch.Tensor, text: Text, guidance_scale: float, context: dict[str, Any]
+        self, latents: torch.Tensor, timestep: torch.Tensor, text: Text, look: Look, context: dict[str, Any]
     ) -> tuple[torch.Tensor, int]:
         """The guided prediction of the model and the number of forwards it took."""
 
-    def decode(self, latents: torch.Tensor) -> np.ndarray:
+    def decode(self, latents: torch.Tensor, look: Look) -> np.ndarray:
         """Latents [1, C, T, H, W] to frames, uint8 [T', H', W', 3]."""
+
+
+@dataclass(frozen=True)
+class FamilyRecord:
+    """What chai knows of a family of models; classes as `module:Name`, loaded when used.
+
+    Attributes:
+        pipeline: Class in a folder's `model_index.json`.
+        backbone, files: See `Backbone`, `ModelFiles`.
+        transformer: Class of its transformer.
+        sites: Where that has its self-attention, see `attention.Sites`.
+        presets: A module with sizes by name (`size_of`, `frames_of`), if it has such.
+        likes: What a `ModelRecord` of a folder says where nothing else is known.
+    """
+
+    pipeline: str
+    backbone: str
+    files: str
+    transformer: str
+    sites: str
+    presets: str | None = None
+    likes: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def load(named: str) -> Any:
+        module, _, name = named.partition(":")
+        found = importlib.import_module(f"chai_cli.backbones.{module}")
+        return getattr(found, name) if name else found
+
+
+FAMILIES = {
+    "wan": FamilyRecord(
+        pipeline="WanPipeline",
+        backbone="wan:WanBackbone",
+        files="wan:WanFiles",
+        transformer="WanTransformer3DModel",
+        sites="wan_attention:WanSites",
+    ),
+    "opensora": FamilyRecord(
+        pipeline="OpenSoraPipeline",
+        backbone="opensora.backbone:OpenSoraBackbone",
+        files="opensora.backbone:OpenSoraFiles",
+        transformer="STDiT3",
+        sites="opensora.attention:STDiT3Sites",
+        presets="opensora.sizes",
+        likes={
+            "height": 240,
+            "width": 426,
+            "num_frames": 51,
+            "fps": 24,
+            "num_inference_steps": 30,
+            "guidance_scale": 7.0,
+            "max_sequence_length": 300,
+            "aesthetic_score": 6.5,
+        },
+    ),
+}
 
 
 def embedded_record() -> ModelRecord:
@@ -192,10 +259,22 @@ RECORDS: dict[str, Callable[[], ModelRecord]] = {
         flow_shift=5.0,
         memory=48,
     ),
+    "opensora-1.2": lambda: ModelRecord(
+        name="opensora-1.2",
+        family="opensora",
+        source="hpcai-tech/OpenSora-STDiT-v3",
+        licence="Apache-2.0",
+        parameters="1.2 B",
+        memory=14,
+        **FAMILIES["opensora"].likes,
+        parts={
+            "transformer": "hpcai-tech/OpenSora-STDiT-v3",
+            "vae": "hpcai-tech/OpenSora-VAE-v1.2",
+            "vae_2d": "PixArt-alpha/pixart_sigma_sdxlvae_T5_diffusers/vae",
+            "text_encoder": "DeepFloyd/t5-v1_1-xxl",
+        },
+    ),
 }
-
-FAMILIES = {"wan": ("chai_cli.backbones.wan", "WanBackbone", "WanFiles")}
-PIPELINES = {"WanPipeline": "wan"}
 
 
 def find_record(model: str) -> ModelRecord:
@@ -223,9 +302,11 @@ def record_of_folder(model: str, folder: Path) -> ModelRecord:
     """A record for a pipeline saved to disk, with the size that its configuration makes natural."""
     index = read_json(folder / "model_index.json", f"{model} is not a diffusers pipeline: it has no readable model_index.json")
     pipeline = str(index.get("_class_name"))
-    if pipeline not in PIPELINES:
-        raise ChaiError(f"{model} is a {pipeline}, which chai cannot run yet; it runs {', '.join(PIPELINES)}")
-    return ModelRecord(name=model, family=PIPELINES[pipeline], source=str(folder))
+    for name, family in FAMILIES.items():
+        if family.pipeline == pipeline:
+            return ModelRecord(name=model, family=name, source=str(folder), **family.likes)
+    known = ", ".join(family.pipeline for family in FAMILIES.values())
+    raise ChaiError(f"{model} is a {pipeline}, which chai cannot run yet; it runs {known}")
 
 
 def read_json(path: Path, complaint: str) -> dict[str, Any]:
@@ -240,23 +321,84 @@ def read_json(path: Path, complaint: str) -> dict[str, Any]:
 
 def local_folder(record: ModelRecord) -> Path | None:
     """The folder with the model's files if they are on this disk already."""
+    if record.parts:
+        found = parts_on_disk(record)
+        return assembled(record, found) if found else None
     folder = Path(record.source).expanduser()
     if folder.is_dir() or folder.is_absolute():
         return folder if folder.is_dir() else None
+    return in_hub_cache(record.source, "", "model_index.json")
+
+
+def on_disk(record: ModelRecord) -> bool:
+    """Whether the model's files are on this disk already."""
+    return bool(parts_on_disk(record)) if record.parts else local_folder(record) is not None
+
+
+def parts_on_disk(record: ModelRecord) -> dict[str, Path]:
+    """Where the parts of a model lie that is published in several places; nothing if one of them is missing."""
+    found = {part: in_hub_cache(*hub_place(source), "config.json") for part, source in record.parts.items()}
+    there = {part: folder for part, folder in found.items() if folder}
+    return there if len(there) == len(found) else {}
+
+
+def hub_place(source: str) -> tuple[str, str]:
+    """`owner/name/folder` as hub id and folder in it."""
+    owner, name, *inside = source.split("/")
+    return f"{owner}/{name}", "/".join(inside)
+
+
+def in_hub_cache(repository: str, inside: str, file: str) -> Path | None:
+    """The folder of a repository on this disk in which a file lies."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found = try_to_load_from_cache(record.source, "model_index.json", cache_dir=constants.HF_HUB_CACHE)
+    found = try_to_load_from_cache(repository, f"{inside}/{file}".lstrip("/"), cache_dir=constants.HF_HUB_CACHE)
     return Path(found).parent if isinstance(found, str) else None
 
 
+def assembled(record: ModelRecord, parts: Mapping[str, Path]) -> Path:
+    """A folder whose `model_index.json` says where the parts of a model lie: to chai the same as a pipeline saved to disk."""
+    from platformdirs import user_cache_path
+
+    folder = user_cache_path("chai") / "models" / record.name
+    index = {part: [None, None, str(there)] for part, there in parts.items()}
+    text = json.dumps({"_class_name": FAMILIES[record.family].pipeline, **index}, indent=1)
+    note, beside = folder / "model_index.json", folder / f"model_index.{os.getpid()}"
+    try:
+        if not note.exists() or note.read_text("utf-8") != text:
+            folder.mkdir(parents=True, exist_ok=True)
+            beside.write_text(text, "utf-8")
+            beside.replace(note)
+    except OSError as error:
+        raise ChaiError(f"cannot write {note}: {error.strerror or error}") from None
+    return folder
+
+
+def part_of(folder: Path, name: str) -> Path:
+    """The folder of a pipeline's part: beside `model_index.json` under its name, or where that says, behind library and class."""
+    entry = read_json(folder / "model_index.json", f"{folder / 'model_index.json'} cannot be read").get(name)
+    if isinstance(entry, list) and len(entry) > 2 and isinstance(entry[2], str):
+        return folder / entry[2]
+    return folder / name
+
+
 def identity(folder: Path) -> str:
-    """Tells one version of a pipeline's files from another without reading them whole: names, sizes, heads and tails."""
-    digest = hashlib.blake2b(digest_size=12)
+    """Tells one version of a pipeline's files from another without reading them whole: names, sizes, heads and tails.
+
+    Of `model_index.json` what it says counts, but not where parts lie.
+    """
     index = folder / "model_index.json"
-    parts = [folder / name for name in read_json(index, f"{index} cannot be read") if (folder / name).is_dir()]
-    for path in sorted([index, *(p for part in parts for p in part.iterdir() if p.is_file())]):
+    told = read_json(index, f"{index} cannot be read")
+    digest = hashlib.blake2b(
+        json.dumps({k: v[:2] if isinstance(v, list) else v for k, v in told.items()}).encode(), digest_size=12
+    )
+    parts = [(name, part_of(folder, name)) for name in sorted(told)]
+    files = [
+        (f"{name}/{path.name}", path) for name, part in parts if part.is_dir() for path in part.iterdir() if path.is_file()
+    ]
+    for name, path in sorted(files):
         size = path.stat().st_size
-        digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
+        digest.update(f"{name}\0{size}\0".encode())
         with path.open("rb") as file:
             digest.update(file.read(SAMPLED))
             if size > SAMPLED:
@@ -275,7 +417,7 @@ def resolve(record: ModelRecord, settings: Settings, scheduler: str | None) -> L
     """Every choice a request leaves open, made by the model."""
     picked = {
         name: getattr(settings, name) if getattr(settings, name) is not None else getattr(record, name)
-        for name in ("height", "width", "num_frames", "fps", "num_inference_steps", "guidance_scale")
+        for name in ("height", "width", "num_frames", "fps", "num_inference_steps", "guidance_scale", "aesthetic_score")
     }
     return Look(settings.negative_prompt, settings.seed, scheduler=scheduler or "default", **picked)
 
@@ -292,9 +434,20 @@ def load(record: ModelRecord, placement: Placement) -> Backbone:
     Raises:
         ChaiError: files missing or broken, hub unreachable, or a placement this machine cannot do.
     """
-    folder = local_folder(record) or download(record)
-    module, name, _ = FAMILIES[record_of_folder(record.name, folder).family]
-    made: Backbone = getattr(importlib.import_module(module), name)(record, folder, placement)
+    folder = local_folder(record)
+    if folder is None:
+        return opened(record, download(record), placement)
+    try:
+        return opened(record, folder, placement)
+    except Incomplete:
+        if Path(record.source).expanduser().is_dir():
+            raise
+        return opened(record, download(record), placement)  # an earlier download did not get to its end
+
+
+def opened(record: ModelRecord, folder: Path, placement: Placement) -> Backbone:
+    family = FAMILIES[record_of_folder(record.name, folder).family]
+    made: Backbone = family.load(family.backbone)(record, folder, placement)
     return made
 
 
@@ -307,19 +460,30 @@ def read_files(record: ModelRecord, placement: Placement) -> ModelFiles | None:
     folder = local_folder(record)
     if folder is None:
         return None
-    module, _, name = FAMILIES[record_of_folder(record.name, folder).family]
-    made: ModelFiles = getattr(importlib.import_module(module), name).read(record, folder, placement)
+    family = FAMILIES[record_of_folder(record.name, folder).family]
+    made: ModelFiles = family.load(family.files).read(record, folder, placement)
     return made
 
 
 def download(record: ModelRecord) -> Path:
     from huggingface_hub import snapshot_download
 
+    wanted, asked = ["*.json", "*.safetensors", "*.model", "*.txt"], record.source
     try:
-        return Path(snapshot_download(record.source, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
+        if not record.parts:
+            return Path(snapshot_download(record.source, allow_patterns=wanted))
+        folders = {}
+        for part, source in record.parts.items():
+            repository, inside = hub_place(source)
+            asked = repository
+            only = [f"{inside}/{pattern}".lstrip("/") for pattern in [*wanted, *(["*.bin"] if part == "text_encoder" else [])]]
+            folders[part] = Path(snapshot_download(repository, allow_patterns=only)) / inside
+        return assembled(record, folders)
+    except ChaiError:
+        raise
     except Exception as error:  # the hub client raises dozens of kinds; all mean the same here
         kind = type(error).__name__
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ChaiError(
-            f"cannot download {record.source}: {kind}{offline}. Check the name and the connection, or give --model a folder"
+            f"cannot download {asked}: {kind}{offline}. Check the name and the connection, or give --model a folder"
         ) from None

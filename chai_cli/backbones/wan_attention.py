@@ -31,7 +31,7 @@ class WanSites:
     def conditioner(self, transformer: nn.Module) -> nn.Module:
         return transformer.condition_embedder  # type: ignore[return-value]
 
-    def tokens(self, transformer: nn.Module, latents: Tensor) -> Tensor:
+    def tokens(self, transformer: nn.Module, latents: Tensor, conditioning: Any) -> Tensor:
         embedded: Tensor = transformer.patch_embedding(latents)  # type: ignore[operator]
         return embedded.flatten(2).transpose(1, 2).contiguous()
 

@@ -277,13 +277,13 @@ class Bench:
         request = json.dumps([self.backbone.fingerprint, prompt, asdict(look)])
         found = load_run(path, request, needs)
         if found:
-            return Reference(*found, self.backbone.decode(found[0].latents))
+            return Reference(*found, self.backbone.decode(found[0].latents, look))
         seconds: dict[str, float] = {}
         reset_peak(self.backbone.device)
         with self.part(seconds, "denoise"):
             run = denoise(self.backbone, Dense(needs), look, text)
         with self.part(seconds, "decode"):
-            frames = self.backbone.decode(run.latents)
+            frames = self.backbone.decode(run.latents, look)
         memory = peak_mib(self.backbone.device)
         save_run(path, request, run, seconds, memory)
         return Reference(run, seconds, memory, frames)
@@ -301,7 +301,7 @@ class Bench:
             known.add(size)
             with suppress(ChaiError):  # what cannot be rendered is told when it is asked
                 run = denoise(self.backbone, Dense(), look, text)
-                frames = self.backbone.decode(run.latents)
+                frames = self.backbone.decode(run.latents, look)
                 self.critic.see(case, frames, frames)
         understand([cases[0].prompt], self.embedder)
         for row in self.rows:
@@ -410,7 +410,7 @@ class Bench:
             with self.part(seconds, "store"):
                 donors.tell(hit_event(case.prompt, found.entry), found, look.num_inference_steps - len(run.seconds))
         with self.part(seconds, "decode"):
-            frames = self.backbone.decode(run.latents)
+            frames = self.backbone.decode(run.latents, look)
         return replace(made, steps=len(run.seconds), calls=run.calls, seconds=seconds), frames
 
     def own_scheduler(self) -> str:

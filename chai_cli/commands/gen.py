@@ -45,7 +45,11 @@ def gen(
     height: o.PixelsOption = None,
     width: o.PixelsOption = None,
     num_frames: o.FramesOption = None,
+    resolution: o.ResolutionOption = None,
+    aspect_ratio: o.AspectOption = None,
+    duration: o.DurationOption = None,
     fps: o.FpsOption = None,
+    aesthetic_score: o.AestheticOption = None,
     scale: o.ScaleOption = None,
     method: Annotated[
         str,
@@ -102,9 +106,7 @@ def gen(
     settings = o.settings_of(
         negative_prompt=negative_prompt,
         seed=seed,
-        height=height,
-        width=width,
-        num_frames=num_frames,
+        **o.preset(record, resolution, aspect_ratio, duration, height, width, num_frames, aesthetic_score),
         fps=fps,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
@@ -129,8 +131,10 @@ def gen(
             if job.file in misfits:
                 typer.echo(f"fail {job.file}: {misfits[job.file]}")
                 continue
-            hits += bool(lookup and lookup.donor)
-            typer.echo(f"hit {job.file}: {lookup.why}" if lookup and lookup.donor else f"render {job.file}")
+            hit = lookup is not None and lookup.donor is not None
+            hits += hit
+            why = f": {lookup.why}" if lookup and lookup.why else ""
+            typer.echo(f"{'hit' if hit else 'render'} {job.file}{why}")
         for line in bad:
             console.print(f"line {line.line}: {line.why}", markup=False, highlight=False, soft_wrap=True)
         predicted = f" ({hits} of them hits on the present cache)" if reuse else ""

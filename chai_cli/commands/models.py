@@ -15,13 +15,13 @@ def models(json: Annotated[bool, typer.Option("--json", help="Print JSON lines i
     from rich.console import Console
     from rich.table import Table
 
-    from chai_cli.backbones.base import RECORDS, local_folder
+    from chai_cli.backbones.base import RECORDS, on_disk
 
     records = [make() for make in RECORDS.values()]
     if json:
         for record in records:
             row = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "unknown_words"}
-            typer.echo(json_module.dumps(row | {"on_disk": local_folder(record) is not None}))
+            typer.echo(json_module.dumps(row | {"on_disk": on_disk(record)}))
         return
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -34,7 +34,7 @@ def models(json: Annotated[bool, typer.Option("--json", help="Print JSON lines i
     for record in records:
         size = f"{record.width}x{record.height}x{record.num_frames}@{record.fps}"
         memory = f"{record.memory:g} GiB" if record.memory else "?"
-        there = "yes" if local_folder(record) else "no"
+        there = "yes" if on_disk(record) else "no"
         steps = str(record.num_inference_steps)
         table.add_row(record.name, record.family, record.licence, record.parameters, size, steps, memory, there)
     Console().print(table)

@@ -103,9 +103,23 @@ NegativeOption = Annotated[str, typer.Option(help="What the video should not sho
 SeedOption = Annotated[int, typer.Option(help="Seed of every prompt that names none of its own.", rich_help_panel=LOOK)]
 PixelsOption = Annotated[int | None, typer.Option(help="Pixels (default: the model's).", rich_help_panel=LOOK)]
 FramesOption = Annotated[
-    int | None, typer.Option(help="Frames, a multiple of 4 plus 1 (default: the model's).", rich_help_panel=LOOK)
+    int | None, typer.Option(help="Frames; Wan: a multiple of 4 plus 1 (default: the model's).", rich_help_panel=LOOK)
 ]
-FpsOption = Annotated[int | None, typer.Option(help="Frames a second of the mp4 (default: the model's).", rich_help_panel=LOOK)]
+ResolutionOption = Annotated[
+    str | None,
+    typer.Option(help="Open-Sora: 144p, 240p, 360p, 480p or 720p, instead of height and width.", rich_help_panel=LOOK),
+]
+AspectOption = Annotated[
+    str | None, typer.Option(help="Open-Sora: width:height, such as 16:9 (the default), 1:1 or 9:16.", rich_help_panel=LOOK)
+]
+DurationOption = Annotated[
+    str | None, typer.Option(help="Open-Sora: 2s, 4s, 8s or 16s, instead of a number of frames.", rich_help_panel=LOOK)
+]
+AestheticOption = Annotated[
+    float | None,
+    typer.Option(help="Open-Sora: the score that prompts are marked with (default: 6.5; 0 for none).", rich_help_panel=LOOK),
+]
+FpsOption = Annotated[int | None, typer.Option(help="Frames a second (default: the model's).", rich_help_panel=LOOK)]
 ScaleOption = Annotated[
     int | None,
     typer.Option(
@@ -205,6 +219,44 @@ def settings_of(**given: Any) -> Settings:
             except ValueError as error:
                 raise ChaiError(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
     return Settings(**found)
+
+
+def preset(
+    record: ModelRecord,
+    resolution: str | None,
+    aspect_ratio: str | None,
+    duration: str | None,
+    height: int | None,
+    width: int | None,
+    num_frames: int | None,
+    aesthetic_score: float | None,
+) -> dict[str, float | None]:
+    """Settings that only some families know: sizes by name (as height, width and frames), and the score of prompts.
+
+    Raises:
+        ChaiError: a name that it does not have, or the same thing said twice.
+    """
+    from chai_cli.backbones.base import FAMILIES
+    from chai_cli.errors import ChaiError
+
+    family = FAMILIES[record.family]
+    named = {"--resolution": resolution, "--aspect-ratio": aspect_ratio, "--duration": duration}
+    given = [option for option, value in named.items() if value is not None]
+    if given and family.presets is None:
+        raise ChaiError(f"{record.name} has no sizes by name: give --height, --width and --num-frames instead of {given[0]}")
+    if aesthetic_score is not None and record.aesthetic_score is None:
+        raise ChaiError(f"{record.name} has no aesthetic score; leave out --aesthetic-score")
+    if (resolution or aspect_ratio) and (height or width):
+        raise ChaiError(f"give either --height and --width or {given[0]}")
+    if duration and num_frames:
+        raise ChaiError("give either --num-frames or --duration")
+    if family.presets is not None:
+        sizes = family.load(family.presets)
+        if resolution or aspect_ratio:
+            height, width = sizes.size_of(resolution or sizes.RESOLUTION, aspect_ratio or sizes.ASPECT_RATIO)
+        if duration:
+            num_frames = sizes.frames_of(duration)
+    return {"height": height, "width": width, "num_frames": num_frames, "aesthetic_score": aesthetic_score}
 
 
 def requests_of(prompts: str, settings: Settings) -> tuple[list[Request], list[BadLine]]:

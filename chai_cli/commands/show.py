@@ -20,6 +20,7 @@ OPTIONS = (
     "width",
     "num_frames",
     "fps",
+    "aesthetic_score",
     "scale",
     "dtype",
 )

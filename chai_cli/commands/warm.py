@@ -35,7 +35,11 @@ def warm(
     height: o.PixelsOption = None,
     width: o.PixelsOption = None,
     num_frames: o.FramesOption = None,
+    resolution: o.ResolutionOption = None,
+    aspect_ratio: o.AspectOption = None,
+    duration: o.DurationOption = None,
     fps: o.FpsOption = None,
+    aesthetic_score: o.AestheticOption = None,
     cache: o.CacheOption = None,
     budget: Annotated[
         str,
@@ -74,17 +78,15 @@ def warm(
     from chai_cli.donors import Donors
     from chai_cli.errors import ChaiError
 
+    record = find_record(model)
     settings = o.settings_of(
         negative_prompt=negative_prompt,
         seed=seed,
-        height=height,
-        width=width,
-        num_frames=num_frames,
+        **o.preset(record, resolution, aspect_ratio, duration, height, width, num_frames, aesthetic_score),
         fps=fps,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
-    record = find_record(model)
     reuse = o.method_of(method, record, fast_steps, match, cache_steps, cache_blocks)
     if reuse is None:
         raise ChaiError(f"--method {method} reuses nothing and needs no donors")

@@ -67,7 +67,7 @@ def sample(backbone: Backbone, prompts: list[str], seeds: list[int], look: Look)
     text = stacked([backbone.encode(prompt, look) for prompt in prompts])
     noise = torch.cat([backbone.noise(replace(look, seed=seed)) for seed in seeds])
     latents = denoise(backbone, Dense(latents=noise), look, text).latents
-    return np.stack([backbone.decode(one) for one in latents.split(1)])
+    return np.stack([backbone.decode(one, look) for one in latents.split(1)])
 
 
 def measure(

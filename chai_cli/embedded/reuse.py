@@ -81,7 +81,7 @@ class Study:
         return torch.cat([self.backbone.noise(replace(self.look, seed=first + i)) for i in range(count)])
 
     def read(self, latents: Tensor) -> list[Reading]:
-        return self.judge.read(np.stack([self.backbone.decode(one) for one in latents.split(1)]))
+        return self.judge.read(np.stack([self.backbone.decode(one, self.look) for one in latents.split(1)]))
 
     def text(self, scenes: Sequence[Scene]) -> Text:
         return stacked([self.backbone.encode(full_caption(scene), self.look) for scene in scenes])

@@ -10,7 +10,7 @@ import torch
 from diffusers.hooks.hooks import CacheContext
 from torch import Tensor
 
-from chai_cli.attention import injected
+from chai_cli.attention import injected, sites_of
 from chai_cli.backbones.base import Backbone, Look, ModelRecord, Placement, load, resolve
 from chai_cli.denoise import denoise
 from chai_cli.errors import ChaiError
@@ -18,6 +18,7 @@ from chai_cli.prompts import Settings
 from chai_cli.reuse.base import Donor
 from chai_cli.reuse.cache_attention import CacheAttention, CacheAttentionOptions, KeySteps, cache_attention
 from chai_cli.reuse.dense import Dense
+from tests.contracts.families import FAMILIES
 
 Family = tuple[ModelRecord, Backbone]
 SMALL = Settings(height=64, width=64, num_frames=9, num_inference_steps=6, seed=7)
@@ -120,15 +121,20 @@ def test_an_empty_context_does_what_the_library_does(family: Family) -> None:
     assert torch.equal(inside, dense)
 
 
+def processors(transformer: Any) -> list[Any]:
+    sites = sites_of(transformer)
+    return [sites.attention(block).processor for block in sites.blocks(transformer)]
+
+
 def test_nothing_of_a_hit_stays_behind(family: Family) -> None:
     record, backbone = family
     look = look_of(record)
     _, dense = own_latents(backbone, look, "a red ball")
     other, _ = own_latents(backbone, look_of(record, seed=8), "a blue star")
     (transformer,) = backbone.transformers()
-    before = [type(block.attn1.processor) for block in transformer.blocks]
+    before = processors(transformer)
     hit(backbone, look, "a red ball", other, blocks=(1, 2))
-    assert [type(block.attn1.processor) for block in transformer.blocks] == before
+    assert processors(transformer) == before
     assert torch.equal(denoise(backbone, Dense(), look, backbone.encode("a red ball", look)).latents, dense)
     with pytest.raises(ChaiError, match="same size"):
         hit(backbone, look_of(record, width=96), "a red ball", other)
@@ -172,6 +178,8 @@ def test_a_block_the_model_does_not_have_is_one_sentence(family: Family) -> None
 
 def test_stock_pipeline_in_three_lines_equals_chais_own_hit(family: Family) -> None:
     record, backbone = family
+    if not FAMILIES[record.family].pipeline:
+        pytest.skip("diffusers has no pipeline of this family")
     pipe = backbone.pipe  # type: ignore[attr-defined]
     first, second = look_of(record, seed=8), look_of(record)
     common: dict[str, Any] = {"height": 64, "width": 64, "num_frames": 9, "output_type": "latent"}
@@ -208,9 +216,10 @@ def test_compiled_blocks_have_two_variants_whatever_the_step_or_the_donor(family
     counters.clear()
     transformer.compile_repeated_blocks(backend="eager")
     assert torch.allclose(hit(backbone, look, "a red ball", other), plain, atol=1e-5)
+    hit(backbone, look, "a blue star rises over the desert", donor, steps=(2, 4))  # a length of text may be a variant, once
     variants = counters["stats"]["unique_graphs"]
-    assert variants == 2
-    hit(backbone, look, "a blue star", donor, steps=(1, 3, 5))
+    assert variants <= FAMILIES[record.family].variants
+    hit(backbone, look, "a small red ball at sunset", donor, steps=(1, 3, 5))
     denoise(backbone, Dense(), look, backbone.encode("a red ball", look))
     assert counters["stats"]["unique_graphs"] == variants
     torch._dynamo.reset()

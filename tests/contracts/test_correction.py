@@ -63,7 +63,7 @@ def test_a_leap_of_euler_goes_straight_from_noise_level_to_noise_level(family: F
     latents = backbone.noise(look)
     for step, here, there in zip(leaps, sigmas, sigmas[1:], strict=False):
         context = {"step_index": step, "sigma": here, "num_inference_steps": 9}
-        velocity, _ = backbone.velocity(latents, scheduler.timesteps[step], text, look.guidance_scale, context)
+        velocity, _ = backbone.velocity(latents, scheduler.timesteps[step], text, look, context)
         latents = latents + (there - here) * velocity
     made = corrected(backbone, look, "a star", options, taught(backbone, look, options, PROMPTS[:1]))
     torch.testing.assert_close(made, latents, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,9 @@ import typer
 
 from chai_cli.embedded.train.loop import Plan, train
 
-app = typer.Typer(help="Train the parts of the embedded model, in the order vae, judge, clip, dit.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train the parts of the embedded model, in the order vae, judge, clip, dit, stdit.", no_args_is_help=True
+)
 
 RunOption = Annotated[Path, typer.Option(help="Folder for clips, checkpoints and logs.")]
 OutOption = Annotated[Path | None, typer.Option(help="Write the weights as they ship into this model folder.")]
@@ -127,6 +129,41 @@ def dit(
         "compile": compile,
     }
     train("dit", DitTask, Plan(run, steps, lr, muon_lr, decay=decay, seed=seed, workers=workers, out=out, extra=extra))
+
+
+@app.command()
+def stdit(
+    run: RunOption,
+    out: OutOption = None,
+    start: Annotated[Path | None, typer.Option(help="Begin from the weights of this model folder.")] = None,
+    steps: StepsOption = 4000,
+    decay: DecayOption = 0,
+    workers: WorkersOption = 2,
+    seed: int = 0,
+    shards: int = 32,
+    batch: int = 24,
+    still_steps: Annotated[int, typer.Option(help="Train on single frames only for this many first steps.")] = 800,
+    teacher: Annotated[bool, typer.Option(help="Learn from the embedded Wan instead of from the truth.")] = False,
+    lr: float = 1e-3,
+    muon_lr: float = 1e-2,
+    compile: Annotated[bool, typer.Option(help="Compile the blocks: a third faster.")] = True,
+) -> None:
+    """The transformer of the small Open-Sora, on the same latents, with the shipped autoencoder and text encoder."""
+    from chai_cli.embedded.train.latents import latent_shards
+    from chai_cli.embedded.train.stdit import WEIGHTS, StditTask
+
+    paint(run, shards)
+    latent_shards(run.parent / "clips", run / "latents", WEIGHTS / "vae", shards)
+    extra: dict[str, object] = {
+        "shards": shards,
+        "batch": batch,
+        "vae": WEIGHTS / "vae",
+        "start": start,
+        "still_steps": still_steps,
+        "compile": compile,
+        "teacher": teacher,
+    }
+    train("stdit", StditTask, Plan(run, steps, lr, muon_lr, decay=decay, seed=seed, workers=workers, out=out, extra=extra))
 
 
 if __name__ == "__main__":

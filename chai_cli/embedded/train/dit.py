@@ -108,6 +108,18 @@ class TextToVideo(nn.Module):
         hook.remove()
         return velocity, seen[0]
 
+    def load(self, folder: Path) -> None:
+        """Take over shipped weights."""
+        self.transformer.load_state_dict(WanTransformer3DModel.from_pretrained(folder / "transformer").state_dict())
+        self.text.load_state_dict(type(self.text).from_pretrained(folder / "text_encoder").state_dict())
+
+    def quicken(self) -> None:
+        """Attend in plain matrix products."""
+        processor = TrainProcessor()
+        for block in self.transformer.blocks:
+            block.attn1.set_processor(processor)
+            block.attn2.set_processor(processor)
+
 
 def latent_scale(weights: Path) -> tuple[Tensor, Tensor]:
     config = json.loads((weights / "config.json").read_text())
@@ -148,22 +160,25 @@ class DitTask:
         self.tokenizer = build_tokenizer()
         self.batch = int(str(plan.extra["batch"]))
         self.still_steps = int(str(plan.extra["still_steps"]))
-        self.model = TextToVideo(len(self.tokenizer), len(mean))
+        self.plan = plan
+        self.model = self.build()
         start = plan.extra.get("start")
         if start is not None:
             self.load(Path(str(start)))
-        processor = TrainProcessor()
-        for block in self.model.transformer.blocks:
-            block.attn1.set_processor(processor)
-            block.attn2.set_processor(processor)
+        self.prepare()
         if plan.extra["compile"]:
             self.model.transformer.compile_repeated_blocks(dynamic=False)
 
+    def build(self) -> Any:
+        return TextToVideo(len(self.tokenizer), len(self.mean))
+
+    def prepare(self) -> None:
+        """Make what will be trained as fast as it can be."""
+        self.model.quicken()
+
     def load(self, folder: Path) -> None:
         """Begin from shipped weights."""
-        self.model.transformer.load_state_dict(WanTransformer3DModel.from_pretrained(folder / "transformer").state_dict())
-        text = type(self.model.text).from_pretrained(folder / "text_encoder")
-        self.model.text.load_state_dict(text.state_dict())
+        self.model.load(folder)
 
     def matrices(self) -> set[str]:
         names = (n for n, p in self.model.named_parameters() if p.ndim == 2)
@@ -208,11 +223,12 @@ class DitTask:
         noise = torch.randn(x.shape, generator=rng)
         s = sigma.view(-1, 1, 1, 1, 1)
         padded = PADDED_LENGTHS[int(torch.randint(len(PADDED_LENGTHS), (1,), generator=rng))]
+        noised = (1 - s) * x + s * noise
         with fast_products():
-            velocity, tokens = self.model((1 - s) * x + s * noise, sigma, ids, padded)
+            velocity, tokens = self.model(noised, sigma, ids, padded)
             said = {name: head(tokens).float() for name, head in self.model.heads.items()}
         weight = self.channels * (1 + OBJECT_WEIGHT * cover.amax(1, keepdim=True))
-        square = (velocity.float() - (noise - x)).square()
+        square = (velocity.float() - self.goal(noise - x, noised, sigma, ids, padded)).square()
         flow = (square * weight).mean() / weight.mean()
         flat = cover.flatten(2).transpose(1, 2)  # [B, cells, 2]
         clear = (1.2 - sigma).clamp(0, 1).view(-1, 1, 1)  # nearly pure noise says nothing about places
@@ -226,6 +242,10 @@ class DitTask:
             heads = heads + (error * inside.flatten()).sum() / inside.sum().clamp(min=1)
         kind = "still" if stills else "flow"
         return flow + HEAD_WEIGHT * heads, {kind: flow.detach().item(), "heads": heads.detach().item()}
+
+    def goal(self, velocity: Tensor, noised: Tensor, sigma: Tensor, ids: Tensor, padded: int) -> Tensor:
+        """What the model should say: the true velocity."""
+        return velocity
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {}

@@ -1,0 +1,217 @@
+"""What all families share that are a diffusers pipeline taken apart: loading, placing, LoRAs, guidance, noise."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers.utils import logging as diffusers_logging
+from diffusers.utils.torch_utils import randn_tensor
+from transformers.utils import logging as transformers_logging
+
+from chai_cli.backbones.base import Incomplete, Look, ModelFiles, ModelRecord, Placement, Text, identity
+from chai_cli.errors import ChaiError, first_line
+
+SCHEDULERS = {"euler": FlowMatchEulerDiscreteScheduler, "unipc": UniPCMultistepScheduler}
+COMPILED = 64  # graphs of a block
+HEAVY = 2**30  # bytes; a text encoder beyond this leaves the accelerator while the transformer works
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, or the best there is.
+
+    Raises:
+        ChaiError: this machine has no such device.
+    """
+    if name is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ChaiError(f"this machine has no device {name!r}; try --device cpu, or leave --device out") from None
+    return device
+
+
+def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    names = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    if name is not None:
+        return names[name]
+    return torch.float32 if device.type == "cpu" else torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
+def weigh(module: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def fingerprint(record: ModelRecord, folder: Path, placement: Placement, *said: Any) -> str:
+    """Tells models apart whose latents do not fit each other: weights, numbers, text length, LoRAs, and what else is `said`."""
+    dtype = choose_dtype(placement.dtype, choose_device(placement.device))
+    told = json.dumps([*said, str(dtype), record.max_sequence_length, placement.lora])
+    return hashlib.blake2b((told + identity(folder)).encode(), digest_size=12).hexdigest()
+
+
+class PipelineBackbone(ABC):
+    """A pipeline taken apart: the same parts in the same order, with the loop left to `denoise.py`."""
+
+    pipe: Any
+    whole: tuple[str, ...] = ()  # parts that `--offload group` leaves on the device, because they do not run by `forward`
+
+    def __init__(self, record: ModelRecord, folder: Path, placement: Placement, files: ModelFiles) -> None:
+        self.record = record
+        self.device = choose_device(placement.device)
+        self.dtype = choose_dtype(placement.dtype, self.device)
+        if placement.offload != "none" and self.device.type == "cpu":
+            raise ChaiError(f"--offload {placement.offload} needs a GPU; leave it out on the CPU")
+        self.offload = placement.offload
+        for library in (diffusers_logging, transformers_logging):
+            library.disable_progress_bar()
+            library.set_verbosity_error()
+        self.fingerprint = files.fingerprint
+        self.latent_shape = files.latent_shape
+        try:
+            self.pipe = self.open(folder)
+        except Exception as error:  # the loaders raise whatever the broken file makes them raise
+            raise Incomplete(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
+        if placement.vae_tiling:
+            self.pipe.vae.enable_tiling()
+        self.add_loras(placement.lora)
+        self.place(placement)
+
+    @abstractmethod
+    def open(self, folder: Path) -> Any:
+        """The pipeline, with its autoencoder in float32."""
+
+    @abstractmethod
+    def embed(self, prompt: str, look: Look) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """Embeddings of a prompt and of what guidance leads away from [1, L, D], and the tokens that were cut off."""
+
+    @abstractmethod
+    def predict(
+        self, model: Any, latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor, look: Look
+    ) -> torch.Tensor:
+        """The velocity from data to noise, of one side of guidance."""
+
+    def transformer_at(self, timestep: torch.Tensor) -> Any:
+        """The transformer that denoises at this time."""
+        return self.pipe.transformer
+
+    def add_loras(self, loras: tuple[str, ...]) -> None:
+        """Load adapter weights; `path:0.8` sets their strength."""
+        strengths = {}
+        for number, lora in enumerate(loras):
+            match = re.fullmatch(r"(.+):(\d*\.?\d+)", lora)
+            path, strength = match.groups() if match else (lora, "1")
+            if not Path(path).exists() and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(?<!\.safetensors)", path):
+                raise ChaiError(
+                    f"cannot use --lora {lora}: there is no file or folder {path} (a strength goes behind a colon: path:0.8)"
+                )
+            try:
+                self.pipe.load_lora_weights(path, adapter_name=f"lora{number}")
+                strengths[f"lora{number}"] = float(strength)
+                self.pipe.set_adapters(list(strengths), list(strengths.values()))
+            except Exception as error:  # missing peft, missing file, foreign keys: all are one sentence to the user
+                hint = "; LoRA needs pip install 'chai-cli[lora]'" if "PEFT" in str(error) else ""
+                raise ChaiError(f"cannot use --lora {lora}: {first_line(error)}{hint}") from None
+
+    def place(self, placement: Placement) -> None:
+        if placement.attention_backend:
+            try:
+                for transformer in self.transformers():
+                    transformer.set_attention_backend(placement.attention_backend)
+            except Exception as error:  # unknown names and missing packages raise different kinds
+                raise ChaiError(f"cannot use --attention-backend {placement.attention_backend}: {first_line(error)}") from None
+        if self.offload == "model":
+            self.pipe.enable_model_cpu_offload(device=self.device)
+        elif self.offload == "group":
+            stream = self.device.type == "cuda"
+            self.pipe.enable_group_offload(
+                self.device, num_blocks_per_group=1, use_stream=stream, exclude_modules=list(self.whole)
+            )
+            for name in self.whole:
+                getattr(self.pipe, name).to(self.device)
+        else:
+            self.pipe.to(self.device)
+        if placement.compile:
+            torch._dynamo.config.recompile_limit = COMPILED  # sizes and lengths of prompts, each with and without a donor
+            for transformer in self.transformers():
+                transformer.compile_repeated_blocks()
+
+    def transformers(self) -> list[Any]:
+        return [self.pipe.transformer]
+
+    @torch.no_grad()
+    def encode(self, prompt: str, look: Look) -> Text:
+        encoder = self.pipe.text_encoder
+        if self.offload == "none" and encoder.device != self.device:
+            encoder.to(self.device)
+        cond, uncond, cut = self.embed(prompt, look)
+        dtype = self.transformers()[0].dtype
+        return Text(cond.to("cpu", dtype), None if uncond is None else uncond.to("cpu", dtype), max(0, cut))
+
+    def release_text_encoder(self) -> None:
+        if self.offload == "none" and self.device.type != "cpu" and weigh(self.pipe.text_encoder) > HEAVY:
+            self.pipe.text_encoder.to("cpu")
+            self.free_memory()
+
+    def free_memory(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def noise(self, look: Look) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(look.seed)
+        return randn_tensor(self.latent_shape(look), generator=generator, device=self.device, dtype=torch.float32)
+
+    @torch.no_grad()
+    def velocity(
+        self, latents: torch.Tensor, timestep: torch.Tensor, text: Text, look: Look, context: dict[str, Any]
+    ) -> tuple[torch.Tensor, int]:
+        model = self.transformer_at(timestep)
+
+        def forward(name: str, embeds: torch.Tensor) -> torch.Tensor:
+            with model.cache_context(name, **context):
+                return self.predict(model, latents, timestep, embeds.to(self.device), look)
+
+        cond = forward("cond", text.cond)
+        if look.guidance_scale <= 1 or text.uncond is None:
+            return cond, 1
+        uncond = forward("uncond", text.uncond)
+        return uncond + look.guidance_scale * (cond - uncond), 2
+
+
+def wan_latent_frames(num_frames: int, time: int) -> int:
+    """Latent frames of a video that an `AutoencoderKLWan` codes, `time` frames of it in one.
+
+    Raises:
+        ChaiError: a number of frames it cannot make.
+    """
+    if (num_frames - 1) % time:
+        near = (num_frames - 1) // time * time + 1
+        raise ChaiError(
+            f"num_frames must be a multiple of {time} plus 1, not {num_frames}; {near} and {near + time} are nearest"
+        )
+    return (num_frames - 1) // time + 1
+
+
+def decode_wan(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """A video [1, 3, F, H, W] from normalised latents of an `AutoencoderKLWan`."""
+    shape = (1, vae.config.z_dim, 1, 1, 1)
+    mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents)
+    std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents)
+    return vae.decode(latents / std + mean, return_dict=False)[0]
+
+
+def to_frames(processor: Any, video: torch.Tensor) -> np.ndarray:
+    """A video [1, 3, F, H, W] from -1 to 1 as frames, uint8 [F, H, W, 3]."""
+    return (np.asarray(processor.postprocess_video(video, output_type="np")[0]) * 255).round().astype(np.uint8)
