@@ -108,9 +108,7 @@ def row_of(spec: str) -> Row:
     return Row(spec, count, scheduler, None, peer_of(rest))
 
 
-def frontier(
-    full: int, own: str, steps: Sequence[int] = FRONTIER_STEPS, schedulers: Sequence[str] = SCHEDULERS
-) -> list[Row]:
+def frontier(full: int, own: str, steps: Sequence[int] = FRONTIER_STEPS, schedulers: Sequence[str] = SCHEDULERS) -> list[Row]:
     """Plain sampling at few and at full steps with every solver, except what the reference is already.
 
     Args:
