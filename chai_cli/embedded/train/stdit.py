@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     "hidden_size": 192,
     "depth": 6,
     "num_heads": 6,
-    "mlp_ratio": 2.5,
+    "mlp_ratio": 2.0,
     "pred_sigma": False,
     "caption_channels": TEXT_DIM,
     "model_max_length": 64,
