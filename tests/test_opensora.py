@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import Result
 
-from chai_cli.backbones.base import Look, find_record, resolve
+from chai_cli.backbones.base import Look, Placement, find_record, load, resolve
 from chai_cli.backbones.opensora.backbone import OpenSoraBackbone, time_shift
 from chai_cli.backbones.opensora.captions import prepared
 from chai_cli.backbones.opensora.sizes import ASPECT_RATIOS, DURATIONS, SIZES, frames_of, size_of
@@ -302,6 +303,21 @@ def test_a_published_model_runs_from_the_four_places_it_lies_in(
         failed = chai("gen", prompts, "--out", tmp_path / "other", "--model", "opensora-1.2", *option)
         assert failed.exit_code == 2
         assert sentence in failed.stderr
+
+
+def test_a_folder_of_published_parts_is_a_model(tmp_path: Path) -> None:
+    as_published(tmp_path / "hub")
+    folder = tmp_path / "mine"
+    for part, source in find_record("opensora-1.2").parts.items():
+        owner, name, *inside = source.split("/")
+        shutil.copytree(tmp_path / "hub" / f"models--{owner}--{name}" / "snapshots" / "abc" / "/".join(inside), folder / part)
+    (folder / "model_index.json").write_text('{"_class_name": "OpenSoraPipeline"}')
+    record = find_record(str(folder))
+    assert (record.family, record.height, record.guidance_scale) == ("opensora", 240, 7.0)
+    first = load(record, Placement(device="cpu"))
+    config = folder / "transformer" / "config.json"
+    config.write_text(config.read_text().replace("0.1", "0.2"))
+    assert load(record, Placement(device="cpu")).fingerprint != first.fingerprint
 
 
 def test_sizes_by_name_are_for_models_that_have_them(chai: Callable[..., Result], tmp_path: Path) -> None:

@@ -392,7 +392,8 @@ def identity(folder: Path) -> str:
     digest = hashlib.blake2b(
         json.dumps({k: v[:2] if isinstance(v, list) else v for k, v in told.items()}).encode(), digest_size=12
     )
-    parts = [(name, part_of(folder, name)) for name in sorted(told)]
+    beside = {part.name for part in folder.iterdir() if (part / "config.json").exists()}
+    parts = [(name, part_of(folder, name)) for name in sorted({*told, *beside})]
     files = [
         (f"{name}/{path.name}", path) for name, part in parts if part.is_dir() for path in part.iterdir() if path.is_file()
     ]
