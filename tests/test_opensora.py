@@ -24,7 +24,7 @@ from chai_cli.backbones.opensora.backbone import OpenSoraBackbone, time_shift
 from chai_cli.backbones.opensora.captions import prepared
 from chai_cli.backbones.opensora.sizes import ASPECT_RATIOS, DURATIONS, SIZES, frames_of, size_of
 from chai_cli.backbones.opensora.transformer import STDiT3
-from chai_cli.backbones.opensora.vae import OpenSoraVAE, latent_frames
+from chai_cli.backbones.opensora.vae import SDXL_VAE, OpenSoraVAE, latent_frames
 from chai_cli.errors import ChaiError
 from chai_cli.prompts import Settings
 
@@ -39,16 +39,7 @@ SMALL_DIT: dict[str, Any] = {
     "caption_channels": 24,
     "model_max_length": 12,
 }
-SMALL_2D: dict[str, Any] = {
-    "in_channels": 3,
-    "out_channels": 3,
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [8, 8, 16, 16],
-    "layers_per_block": 1,
-    "latent_channels": 4,
-    "norm_num_groups": 4,
-}
+SMALL_2D = {**SDXL_VAE, "block_out_channels": [8, 8, 16, 16], "layers_per_block": 1, "norm_num_groups": 4}
 # latent frames, rows, columns; pixels; frames a second; batch; given frames
 PASSES = [
     ((3, 6, 8), (48, 64), 24.0, 1, 0),

@@ -374,9 +374,9 @@ def assembled(record: ModelRecord, parts: Mapping[str, Path]) -> Path:
     return folder
 
 
-def part_of(folder: Path, name: str) -> Path:
-    """The folder of a pipeline's part: beside `model_index.json` under its name, or where that says, behind library and class."""
-    entry = read_json(folder / "model_index.json", f"{folder / 'model_index.json'} cannot be read").get(name)
+def part_of(folder: Path, index: dict[str, Any], name: str) -> Path:
+    """The folder of a pipeline's part: under its name beside `model_index.json`, or where that says, behind library and class."""
+    entry = index.get(name)
     if isinstance(entry, list) and len(entry) > 2 and isinstance(entry[2], str):
         return folder / entry[2]
     return folder / name
@@ -393,7 +393,7 @@ def identity(folder: Path) -> str:
         json.dumps({k: v[:2] if isinstance(v, list) else v for k, v in told.items()}).encode(), digest_size=12
     )
     beside = {part.name for part in folder.iterdir() if (part / "config.json").exists()}
-    parts = [(name, part_of(folder, name)) for name in sorted({*told, *beside})]
+    parts = [(name, part_of(folder, told, name)) for name in sorted({*told, *beside})]
     files = [
         (f"{name}/{path.name}", path) for name, part in parts if part.is_dir() for path in part.iterdir() if path.is_file()
     ]

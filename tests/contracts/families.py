@@ -58,18 +58,11 @@ def tiny_wan(folder: Path) -> None:
 def tiny_opensora(folder: Path) -> None:
     from chai_cli.backbones.opensora.backbone import OpenSoraPipeline
     from chai_cli.backbones.opensora.transformer import STDiT3
-    from chai_cli.backbones.opensora.vae import OpenSoraVAE
+    from chai_cli.backbones.opensora.vae import SDXL_VAE, OpenSoraVAE
     from chai_cli.embedded.train.tokenizer import TEXT_DIM, build_text_encoder, build_tokenizer
 
     torch.manual_seed(0)
-    spatial = {
-        "down_block_types": ["DownEncoderBlock2D"] * 4,
-        "up_block_types": ["UpDecoderBlock2D"] * 4,
-        "block_out_channels": [8] * 4,
-        "layers_per_block": 1,
-        "latent_channels": 4,
-        "norm_num_groups": 4,
-    }
+    spatial = {**SDXL_VAE, "block_out_channels": [8] * 4, "layers_per_block": 1, "norm_num_groups": 4}
     tokenizer = build_tokenizer(500)
     OpenSoraPipeline(
         transformer=STDiT3(hidden_size=24, depth=2, num_heads=2, caption_channels=TEXT_DIM, model_max_length=64),

@@ -55,7 +55,7 @@ class OpenSoraFiles:
         index = read_json(folder / "model_index.json", f"{record.name} is not whole: it has no readable model_index.json")
         parts = {}
         for name in ("transformer", "vae"):
-            path = part_of(folder, name) / "config.json"
+            path = part_of(folder, index, name) / "config.json"
             parts[name] = read_json(path, f"{record.name} is not whole: {path} is missing or broken")
         transformer, vae = parts.values()
         own = fingerprint(record, folder, placement, index.get("_class_name"))
@@ -89,7 +89,7 @@ class OpenSoraBackbone(PipelineBackbone):
     def open(self, folder: Path) -> OpenSoraPipeline:
         index = read_json(folder / "model_index.json", f"{folder / 'model_index.json'} cannot be read")
         names = ("transformer", "vae", "vae_2d", "text_encoder", "tokenizer")
-        transformer, coder, spatial, text, words = (part_of(folder, name) for name in names)
+        transformer, coder, spatial, text, words = (part_of(folder, index, name) for name in names)
         if self.files.wan:
             vae = AutoencoderKLWan.from_pretrained(coder, dtype=torch.float32, local_files_only=True)
         else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chai_cli.embedded.train.loop import Plan, train
+from chai_cli.embedded.train.loop import Plan, Task, train
 
 app = typer.Typer(
     help="Train the parts of the embedded model, in the order vae, judge, clip, dit, stdit.", no_args_is_help=True
@@ -26,6 +28,15 @@ def paint(run: Path, shards: int) -> None:
 
     clip_shards(run.parent / "clips", TEST_SEED, 2)
     clip_shards(run.parent / "clips", TRAIN_SEED, shards)
+
+
+def on_latents(name: str, build: Callable[[Plan, int], Task], plan: Plan, vae: Path, shards: int) -> None:
+    """Train a transformer on the latents that an autoencoder makes of the painted clips."""
+    from chai_cli.embedded.train.latents import latent_shards
+
+    paint(plan.run, shards)
+    latent_shards(plan.run.parent / "clips", plan.run / "latents", vae, shards)
+    train(name, build, replace(plan, extra={**plan.extra, "vae": vae, "shards": shards}))
 
 
 @app.callback()
@@ -116,19 +127,10 @@ def dit(
 ) -> None:
     """The transformer and its text encoder, on latents of the painted clips."""
     from chai_cli.embedded.train.dit import DitTask
-    from chai_cli.embedded.train.latents import latent_shards
 
-    paint(run, shards)
-    latent_shards(run.parent / "clips", run / "latents", vae, shards)
-    extra: dict[str, object] = {
-        "shards": shards,
-        "batch": batch,
-        "vae": vae,
-        "start": start,
-        "still_steps": still_steps,
-        "compile": compile,
-    }
-    train("dit", DitTask, Plan(run, steps, lr, muon_lr, decay=decay, seed=seed, workers=workers, out=out, extra=extra))
+    extra: dict[str, object] = {"batch": batch, "start": start, "still_steps": still_steps, "compile": compile}
+    plan = Plan(run, steps, lr, muon_lr, decay=decay, seed=seed, workers=workers, out=out, extra=extra)
+    on_latents("dit", DitTask, plan, vae, shards)
 
 
 @app.command()
@@ -146,24 +148,15 @@ def stdit(
     teacher: Annotated[bool, typer.Option(help="Learn from the embedded Wan instead of from the truth.")] = False,
     lr: float = 1e-3,
     muon_lr: float = 1e-2,
-    compile: Annotated[bool, typer.Option(help="Compile the blocks: a third faster.")] = True,
+    compile: Annotated[bool, typer.Option(help="Compile the blocks.")] = True,
 ) -> None:
     """The transformer of the small Open-Sora, on the same latents, with the shipped autoencoder and text encoder."""
-    from chai_cli.embedded.train.latents import latent_shards
     from chai_cli.embedded.train.stdit import WEIGHTS, StditTask
 
-    paint(run, shards)
-    latent_shards(run.parent / "clips", run / "latents", WEIGHTS / "vae", shards)
-    extra: dict[str, object] = {
-        "shards": shards,
-        "batch": batch,
-        "vae": WEIGHTS / "vae",
-        "start": start,
-        "still_steps": still_steps,
-        "compile": compile,
-        "teacher": teacher,
-    }
-    train("stdit", StditTask, Plan(run, steps, lr, muon_lr, decay=decay, seed=seed, workers=workers, out=out, extra=extra))
+    extra: dict[str, object] = {"batch": batch, "start": start, "still_steps": still_steps, "compile": compile}
+    extra["teacher"] = teacher
+    plan = Plan(run, steps, lr, muon_lr, decay=decay, seed=seed, workers=workers, out=out, extra=extra)
+    on_latents("stdit", StditTask, plan, WEIGHTS / "vae", shards)
 
 
 if __name__ == "__main__":

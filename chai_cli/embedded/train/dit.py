@@ -90,9 +90,7 @@ class TextToVideo(nn.Module):
         self.transformer = WanTransformer3DModel(**CONFIG, in_channels=channels, out_channels=channels)
         nn.init.zeros_(self.transformer.proj_out.weight)
         nn.init.zeros_(self.transformer.proj_out.bias)
-        width = CONFIG["num_attention_heads"] * CONFIG["attention_head_dim"]
-        sizes = {"cover": 2, **{name: len(values) for name, values in ATTRIBUTES.items()}}
-        self.heads = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
+        self.heads = training_heads(CONFIG["num_attention_heads"] * CONFIG["attention_head_dim"])
 
     def forward(self, x: Tensor, sigma: Tensor, ids: Tensor, padded: int) -> tuple[Tensor, Tensor]:
         """The velocity [B, C, T, H, W] and the middle block's tokens [B, T H W, D]."""
@@ -119,6 +117,12 @@ class TextToVideo(nn.Module):
         for block in self.transformer.blocks:
             block.attn1.set_processor(processor)
             block.attn2.set_processor(processor)
+
+
+def training_heads(width: int) -> nn.ModuleDict:
+    """What says of each token whether it shows an object, and which."""
+    sizes = {"cover": 2, **{name: len(values) for name, values in ATTRIBUTES.items()}}
+    return nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
 
 
 def latent_scale(weights: Path) -> tuple[Tensor, Tensor]:
@@ -164,7 +168,7 @@ class DitTask:
         self.model = self.build()
         start = plan.extra.get("start")
         if start is not None:
-            self.load(Path(str(start)))
+            self.model.load(Path(str(start)))
         self.prepare()
         if plan.extra["compile"]:
             self.model.transformer.compile_repeated_blocks(dynamic=False)
@@ -175,10 +179,6 @@ class DitTask:
     def prepare(self) -> None:
         """Make what will be trained as fast as it can be."""
         self.model.quicken()
-
-    def load(self, folder: Path) -> None:
-        """Begin from shipped weights."""
-        self.model.load(folder)
 
     def matrices(self) -> set[str]:
         names = (n for n, p in self.model.named_parameters() if p.ndim == 2)

@@ -18,10 +18,9 @@ from chai_cli.backbones.opensora.backbone import IMAGE_FPS
 from chai_cli.backbones.opensora.transformer import STDiT3
 from chai_cli.embedded import world
 from chai_cli.embedded.train import dit
-from chai_cli.embedded.train.dit import DitTask, clean_state, forget_path
+from chai_cli.embedded.train.dit import DitTask, clean_state, forget_path, training_heads
 from chai_cli.embedded.train.numbers import fast_products
 from chai_cli.embedded.train.tokenizer import TEXT_DIM
-from chai_cli.embedded.world import ATTRIBUTES
 
 CONFIG: dict[str, Any] = {
     "input_sq_size": world.HEIGHT,
@@ -47,8 +46,7 @@ class TextToVideo(nn.Module):
         for zero in (self.transformer.final_layer.linear, *(b.attn.proj for b in self.transformer.temporal_blocks)):
             nn.init.zeros_(zero.weight)
             nn.init.zeros_(zero.bias)
-        sizes = {"cover": 2, **{name: len(values) for name, values in ATTRIBUTES.items()}}
-        self.heads = nn.ModuleDict({name: nn.Linear(CONFIG["hidden_size"], size) for name, size in sizes.items()})
+        self.heads = training_heads(CONFIG["hidden_size"])
         text = UMT5EncoderModel.from_pretrained(WEIGHTS / "text_encoder", dtype=torch.float32).eval().requires_grad_(False)
         object.__setattr__(self, "text", text)  # no part of what is trained or saved
 
@@ -73,6 +71,10 @@ class TextToVideo(nn.Module):
         hook.remove()
         return -velocity, seen[0]
 
+    def load(self, folder: Path) -> None:
+        """Take over trained weights."""
+        self.transformer.load_state_dict(STDiT3.from_pretrained(folder / "transformer").state_dict())
+
 
 class StditTask(DitTask):
     """With a teacher the goal is what the embedded Wan says, which varies less than the truth and is learned in fewer steps."""
@@ -87,9 +89,6 @@ class StditTask(DitTask):
             self.teacher = dit.TextToVideo(len(self.tokenizer), len(self.mean)).eval().requires_grad_(False)
             self.teacher.load(WEIGHTS)
             self.teacher.quicken()
-
-    def load(self, folder: Path) -> None:
-        self.model.transformer.load_state_dict(STDiT3.from_pretrained(folder / "transformer").state_dict())
 
     @torch.no_grad()
     def goal(self, velocity: Tensor, noised: Tensor, sigma: Tensor, ids: Tensor, padded: int) -> Tensor:
