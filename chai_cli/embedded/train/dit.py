@@ -171,7 +171,7 @@ class DitTask:
             self.model.load(Path(str(start)))
         self.prepare()
         if plan.extra["compile"]:
-            self.model.transformer.compile_repeated_blocks(dynamic=False)
+            self.compile()
 
     def build(self) -> Any:
         return TextToVideo(len(self.tokenizer), len(self.mean))
@@ -179,6 +179,9 @@ class DitTask:
     def prepare(self) -> None:
         """Make what will be trained as fast as it can be."""
         self.model.quicken()
+
+    def compile(self) -> None:
+        self.model.transformer.compile_repeated_blocks(dynamic=False)
 
     def matrices(self) -> set[str]:
         names = (n for n, p in self.model.named_parameters() if p.ndim == 2)

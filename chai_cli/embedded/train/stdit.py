@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import UMT5EncoderModel
 
 from chai_cli.backbones.opensora.backbone import IMAGE_FPS
@@ -67,7 +68,8 @@ class TextToVideo(nn.Module):
         hook = self.transformer.temporal_blocks[HEAD_PAIR - 1].register_forward_hook(lambda *call: seen.append(call[2]))
         fps = float(world.FPS if x.shape[2] > 1 else IMAGE_FPS)
         size = {"height": world.HEIGHT, "width": world.WIDTH, "fps": fps}
-        velocity = self.transformer(x, sigma * 1000, embeds, mask, return_dict=False, **size)[0]
+        with sdpa_kernel(SDPBackend.MATH):  # on a CPU twice as fast backwards as the fused one
+            velocity = self.transformer(x, sigma * 1000, embeds, mask, return_dict=False, **size)[0]
         hook.remove()
         return -velocity, seen[0]
 
@@ -89,6 +91,12 @@ class StditTask(DitTask):
             self.teacher = dit.TextToVideo(len(self.tokenizer), len(self.mean)).eval().requires_grad_(False)
             self.teacher.load(WEIGHTS)
             self.teacher.quicken()
+
+    def compile(self) -> None:
+        """Part by part: of whole blocks the gradients came out as no numbers in bfloat16 (torch 2.14)."""
+        for block in (*self.model.transformer.spatial_blocks, *self.model.transformer.temporal_blocks):
+            for part in (block.attn, block.cross_attn, block.mlp):
+                part.compile(dynamic=False)
 
     @torch.no_grad()
     def goal(self, velocity: Tensor, noised: Tensor, sigma: Tensor, ids: Tensor, padded: int) -> Tensor:
