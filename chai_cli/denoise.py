@@ -26,6 +26,7 @@ class Trajectory:
         estimates: What the model took for the clean latents at these steps.
         seconds: Wall time of each step that ran.
         calls: Transformer forwards in all.
+        step_calls: Of a step that asks the model.
     """
 
     latents: Tensor
@@ -34,6 +35,7 @@ class Trajectory:
     estimates: dict[int, Tensor] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     calls: int = 0
+    step_calls: int = 0
 
 
 @contextmanager
@@ -92,12 +94,16 @@ def denoise(
         before = trajectory.latents
         with timed(backbone.device, trajectory.seconds.append), method.around(step):
             context = {"step_index": index, "sigma": step.sigma, "num_inference_steps": total}
-            velocity, calls = backbone.velocity(before, step.timestep, text, look, context)
+            if index in plan.given:
+                velocity, calls = (before - plan.given[index].to(before)) / step.sigma, 0
+            else:
+                velocity, calls = backbone.velocity(before, step.timestep, text, look, context)
             stepped = scheduler.step(velocity, step.timestep, before, return_dict=False)[0]
             estimate = before - step.sigma * velocity
             trajectory.latents = method.after(step, stepped, before, estimate)
         if index in plan.record:
             trajectory.kept[index], trajectory.estimates[index] = before.cpu().clone(), estimate.cpu()
         trajectory.calls += calls
+        trajectory.step_calls = max(trajectory.step_calls, calls)
         on_step(index + 1 - plan.start_step, stop - plan.start_step)
     return trajectory

@@ -6,7 +6,7 @@ import io
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ CLEAN, STEP, ESTIMATE = "clean", "step", "estimate"  # names of latents in an en
 LOOKED_AT = 8  # candidates whose latents may be read
 PAGES = 1.3  # an entry on disk over its latents: vectors, thumbnail, half-filled pages
 THUMBNAIL = 128  # pixels of the longer side
+OPENING = "opening"  # the kind of entries that hold a first estimate alone: no donors, so no look-up finds them
+GROWTH = 1.5  # with so many times the first estimates that a lesson knew, it is learned anew
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Donors:
     Attributes:
         embedder: Loaded if it is not given.
         trouble: Why the cache cannot be used at all; empty if it can.
+        opened: For each kind of request, the prompts whose first estimates are known.
     """
 
     record: ModelRecord
@@ -95,6 +98,7 @@ class Donors:
     dense_seconds: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
     gathered: dict[tuple[Any, ...], Found] = field(default_factory=dict)
     counted: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    opened: dict[tuple[Any, ...], Opened] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -114,10 +118,10 @@ class Donors:
         """Entities and vectors of prompts; none if the cache cannot be used."""
         return [] if self.trouble else understand(prompts, self.retriever.embedder)
 
-    def namespace(self, look: Look) -> str:
+    def namespace(self, look: Look, kind: str = "flow") -> str:
         """Latents fit each other within a model, a size and a kind of prediction; vectors within an embedder."""
         name = f"{self.files.fingerprint}/{self.retriever.embedder.name}"
-        return namespace(name, self.files.latent_shape(look), "flow", self.options.tenant)
+        return namespace(name, self.files.latent_shape(look), kind, self.options.tenant)
 
     def meanings(self, namespace: str) -> list[Meaning]:
         """What the entries of a namespace are about."""
@@ -175,15 +179,16 @@ class Donors:
 
     def teachers(self, reuse: Learner, look: Look) -> list[Entry]:
         """All entries that a method can learn from, oldest first: solved like the request, with all that it reads."""
-        name, wanted = self.namespace(look), solved(look)
         steps = reuse.leaps(look.num_inference_steps)
         read = {CLEAN, *(f"{kind}{step}" for step in steps for kind in (STEP, ESTIMATE))}
+        return [entry for entry in self.solved_alike(look, self.namespace(look)) if read <= set(entry.latents)]
+
+    def solved_alike(self, look: Look, namespace: str) -> list[Entry]:
+        wanted = solved(look)
         return [
             entry
             for entry in self.store.entries()
-            if entry.namespace == name
-            and read <= set(entry.latents)
-            and {key: entry.schedule.get(key) for key in wanted} == wanted
+            if entry.namespace == namespace and {key: entry.schedule.get(key) for key in wanted} == wanted
         ]
 
     def look_up(self, meaning: Meaning, look: Look) -> Lookup:
@@ -206,7 +211,8 @@ class Donors:
             return Found(useless)
         try:
             if isinstance(self.reuse, Learner):
-                return self.find_many(self.reuse, look, fast)
+                many = self.find_many(self.reuse, look, fast)
+                return replace(many, donor=replace(many.donor, prompt=meaning.whole)) if many.donor else many
             lookup = self.look_up(meaning, look)
             why, found = lookup.why, None
             others: list[tuple[Donor, Entry]] = []
@@ -246,31 +252,52 @@ class Donors:
     def gather(self, reuse: Learner, look: Look, fast: Sequence[float]) -> Found:
         """Learn from the newest entries that fit."""
         entries = self.teachers(reuse, look)
-        used: list[Entry] = []
-
-        def fitting() -> Iterator[Donor]:
-            for entry in reversed(entries):
-                with suppress(KeyError):  # damaged or gone
-                    donor = self.donor(entry)
-                    if not reuse.unfit(donor, fast):
-                        used.append(entry)
-                        yield donor
-                if len(used) == reuse.donors:
-                    return
-
-        lesson = reuse.learn(cast("Backbone", self.files), look, fitting()) if len(entries) >= reuse.least_donors else None
+        if len(entries) < reuse.least_donors:
+            return Found(self.few(reuse, look, len(entries)))
+        opened = self.solved_alike(look, self.namespace(look, OPENING))[::-1][: reuse.openings]
+        teachers = Reader(self, entries[::-1], reuse.donors, lambda donor: not reuse.unfit(donor, fast))
+        lesson = reuse.learn(cast("Backbone", self.files), look, teachers, Reader(self, opened, len(opened)))
+        used = teachers.used
         if lesson is None or len(used) < reuse.least_donors:
-            return Found(self.few(reuse, look, len(used) if lesson else len(entries)))
+            return Found(self.few(reuse, look, len(used)))
         if not self.options.readonly:
             for entry in used:  # they are in use: others make room first
                 self.store.touch(entry.id, 0)
-        return Found(learned(len(used)), Donor(lesson=lesson), used[0])
+        prompts = {entry.prompt for entry in (*opened, *used)}
+        self.opened[self.kind(look)] = Opened(prompts, math.ceil(GROWTH * len(prompts)))
+        return Found(learned(len(used), lesson.prompts), Donor(lesson=lesson), used[0])
 
     def donor(self, entry: Entry) -> Donor:
         kept = self.store.latents(entry.id)
         sigmas = {int(step): sigma for step, sigma in entry.schedule["sigmas"].items()}
-        estimates = {step: kept[f"{ESTIMATE}{step}"] for step in sigmas if f"{ESTIMATE}{step}" in kept}
-        return Donor({step: kept[f"{STEP}{step}"] for step in sigmas}, sigmas, kept.get(CLEAN), estimates=estimates)
+        latents, estimates = (
+            {step: kept[f"{kind}{step}"] for step in sigmas if f"{kind}{step}" in kept} for kind in (STEP, ESTIMATE)
+        )
+        return Donor(latents, sigmas, kept.get(CLEAN), estimates=estimates)
+
+    def keep_opening(self, meaning: Meaning | None, look: Look, run: Trajectory) -> None:
+        """Store what the model said first to a hit, once for a prompt; with enough more of them the lesson is learned anew."""
+        estimate, opened = run.estimates.get(0), self.opened.get(self.kind(look))
+        if (
+            estimate is None
+            or meaning is None
+            or opened is None
+            or self.options.readonly
+            or not isinstance(self.reuse, Learner)
+        ):
+            return
+        if meaning.prompt in opened.prompts or len(opened.prompts) >= self.reuse.openings:
+            return
+        size = (look.height, look.width, look.num_frames)
+        schedule = {**solved(look), "sigmas": {"0": run.sigmas[0]}}
+        entry = Entry(meaning.prompt, (), self.namespace(look, OPENING), self.record.name, look.seed, schedule, size, 0.0)
+        try:
+            self.store.put(entry, {f"{ESTIMATE}0": estimate}, meaning.unnamed().vectors)
+        except Exception:  # a cache that cannot be written is not worth a video
+            return
+        opened.prompts.add(meaning.prompt)
+        if len(opened.prompts) >= opened.enough:
+            self.gathered.pop(self.kind(look), None)
 
     def keep(self, meaning: Meaning | None, look: Look, run: Trajectory, seconds: float, frames: np.ndarray) -> str:
         """Store a dense render. Returns why it was not stored, or nothing."""
@@ -327,8 +354,45 @@ class Donors:
         self.store.close()
 
 
-def learned(count: int) -> str:
-    return f"learned from {count} full renders"
+@dataclass
+class Opened:
+    """Prompts whose first estimates are known, and how many are enough to learn anew."""
+
+    prompts: set[str]
+    enough: int
+
+
+@dataclass
+class Reader:
+    """Donors with their prompts, read one at a time, and again each time that they are gone through.
+
+    Attributes:
+        most: So many are enough.
+        used: Those of the last time.
+    """
+
+    donors: Donors
+    entries: Sequence[Entry]
+    most: int
+    fits: Callable[[Donor], bool] = lambda donor: True
+    used: list[Entry] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Donor]:
+        self.used = []
+        for entry in self.entries:
+            if len(self.used) == self.most:
+                return
+            with suppress(KeyError):  # damaged or gone
+                donor = self.donors.donor(entry)
+                rows = self.donors.store.vectors(entry.namespace, PROMPT, [entry.id]).get(entry.id)
+                if self.fits(donor):
+                    self.used.append(entry)
+                    yield replace(donor, prompt=rows[0][1] if rows else None)
+
+
+def learned(count: int, prompts: int = 0) -> str:
+    first = f", its first step from {prompts} prompts" if prompts else ""
+    return f"learned from {count} full renders{first}"
 
 
 def solved(look: Look) -> dict[str, Any]:
@@ -337,6 +401,9 @@ def solved(look: Look) -> dict[str, Any]:
         "scheduler": look.scheduler,
         "num_inference_steps": look.num_inference_steps,
         "guidance_scale": look.guidance_scale,
+        "negative_prompt": look.negative_prompt,
+        "fps": look.fps,
+        "aesthetic_score": look.aesthetic_score,
     }
 
 

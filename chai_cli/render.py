@@ -211,7 +211,8 @@ class Renderer:
             self.donors.tell(event)
             return replace(made, not_stored=why)
         saved = self.donors.saved(found, look, so_far)
-        calls_saved = made.model_calls // made.steps * (look.num_inference_steps - made.steps)
+        self.donors.keep_opening(meaning, look, run)
+        calls_saved = run.step_calls * look.num_inference_steps - run.calls
         hit = replace(event, kind="hit")
         if found.candidate:
             hit = replace(hit, donor=found.entry.id, donor_prompt=found.entry.prompt)

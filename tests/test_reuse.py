@@ -51,7 +51,7 @@ RED, BLUE, RELATED = "a red ball on a snowy field", "a blue star at sunset", "a 
 
 def test_empty_cache_renders_densely_and_makes_the_same_request_a_hit(reuse: Reuse, tmp_path: Path) -> None:
     reuse([RED], out="first")
-    reuse([RED], "--method", "dense", out="dense")
+    reuse([RED], "--no-cache", out="dense")
     reuse([RED], out="again")
     assert bytes_of(tmp_path / "first") == bytes_of(tmp_path / "dense")
     assert (reused(tmp_path / "first"), reused(tmp_path / "dense"), reused(tmp_path / "again")) == (["miss"], ["none"], ["hit"])
@@ -109,9 +109,8 @@ def test_read_only_keeps_nothing_and_says_so(reuse: Reuse, tmp_path: Path) -> No
     assert (tmp_path / "cache" / "data.mdb").read_bytes() == before
 
 
-@pytest.mark.parametrize("option", [("--no-cache",), ("--method", "dense")])
-def test_without_the_cache_nothing_is_touched(reuse: Reuse, tmp_path: Path, option: tuple[str, ...]) -> None:
-    assert reuse([RED], *option).exit_code == 0
+def test_without_the_cache_nothing_is_touched(reuse: Reuse, tmp_path: Path) -> None:
+    assert reuse([RED], "--no-cache").exit_code == 0
     assert not (tmp_path / "cache").exists()
     assert reused(tmp_path / "out") == ["none"]
 
@@ -230,7 +229,9 @@ def test_after_four_full_renders_every_prompt_hits_related_or_not(
         assert (row["steps"], row["model_calls"], row["calls_saved"], row["donor"]) == (3, 6, 14, "")
         assert row["why"] == "learned from 4 full renders"
     assert "hit: learned from 4 full renders" in " ".join(result.output.replace("│", " ").split())
-    assert len(LatentStore(tmp_path / "cache")) == 4
+    kept = [entry.latents for entry in LatentStore(tmp_path / "cache").entries()]
+    assert kept[4:] == [("estimate0",)] * 2  # what the model said first to each hit
+    assert "(a first estimate only)" in chai("cache", "ls", "--cache", tmp_path / "cache").output
     found = json.loads(chai("stats", "--cache", tmp_path / "cache", "--json").stdout)
     assert (found["lookups"], found["hits"], found["donors"]) == (6, 2, [])
 
@@ -256,6 +257,36 @@ def test_it_learns_once_in_a_run_as_soon_as_there_is_enough(
     nirvana([*MANY, RELATED], method="correction:fast-steps=3,least=6", out="more")
     assert reused(tmp_path / "more") == ["miss"] * 2 + ["hit"] * 5
     assert len(fits) == 2
+
+
+def test_with_enough_first_estimates_the_first_step_of_a_hit_takes_no_call(chai: Callable[..., Result], tmp_path: Path) -> None:
+    places = ("in the desert", "at sea", "in space", "in a forest")
+    prompts = [f"a large {colour} ball {place}" for place in places for colour in ("red", "blue", "pink", "green")]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+
+    def run(method: str, out: str) -> list[dict[str, Any]]:
+        command = ("gen", tmp_path / "prompts.txt", "--steps", "5", "--cache", tmp_path / "cache", "--overwrite")
+        result = chai(*command, "--out", tmp_path / out, "--method", f"correction:fast-steps=2,least=4,{method}")
+        assert result.exit_code == 0, result.output
+        return rows_of(tmp_path / out)
+
+    rows = run("guess=0.1", "first")
+    assert [row["reuse"] for row in rows] == ["miss"] * 4 + ["hit"] * 12
+    assert [row["model_calls"] for row in rows[4:14]] == [4] * 10
+    for row in rows[14:]:  # it learns anew from 6, 9 and 14
+        assert (row["steps"], row["model_calls"], row["calls_saved"]) == (2, 2, 8)
+        assert row["why"] == "learned from 4 full renders, its first step from 14 prompts"
+    assert [row["model_calls"] for row in run("guess=0.1", "again")] == [2] * 16
+    entries = list(LatentStore(tmp_path / "cache").entries())
+    assert len({entry.prompt for entry in entries}) == len(entries) == 14
+    assert {row["model_calls"] for row in run("guess=1", "never")} == {4}
+
+
+def test_a_first_estimate_is_no_donor(nirvana: Reuse, tmp_path: Path) -> None:
+    nirvana(MANY, method=LEARNING, out="learned")
+    nirvana(MANY[4:5], method="nirvana", out="other")
+    donor = rows_of(tmp_path / "other")[0]
+    assert donor["donor_prompt"] not in MANY[4:]
 
 
 def test_a_full_cache_makes_room_for_what_it_learns_from(nirvana: Reuse, tmp_path: Path) -> None:
@@ -334,7 +365,7 @@ def test_warm_renders_as_many_as_it_takes_to_learn_well_from_all_over_the_file(
 def test_an_option_of_another_method_says_whose_it_is(nirvana: Reuse) -> None:
     result = nirvana([RED], "--match", "sigma", method="correction")
     assert result.exit_code == 2
-    assert "correction has no option 'match'; --method chai has" in result.stderr
+    assert "correction has no option 'match'; --method chai has one" in result.stderr
 
 
 def test_min_coverage_asks_for_more_than_one_shared_entity(reuse: Reuse, tmp_path: Path) -> None:
@@ -456,7 +487,10 @@ def test_without_an_embedder_all_renders_and_stderr_says_what_to_do(
         (("--cache-blocks", "9"), "blocks 1 to 2, not 9"),
         (("--cache-budget", "much"), "write it as 500MB"),
         (("--cache-budget", "0"), "write it as 500MB"),
-        (("--method", "magic"), "there is chai, nirvana, correction, dense"),
+        (("--method", "magic"), "there is chai, nirvana, correction, nirvana+chai, dense"),
+        (("--cache-steps", "3,9"), "none of the steps that read the donor (3,9) is among the 2 of a hit"),
+        (("--method", "dense"), "dense has no option 'fast-steps'"),
+        (("--no-cache", "--read-only-cache"), "--no-cache reads nothing either"),
         (("--width", "60"), "multiples of"),
         (("--num-frames", "8"), "multiple of 4 plus 1"),
     ],
@@ -515,6 +549,15 @@ def test_dry_run_names_what_the_model_cannot_make(chai: Callable[..., Result], t
     assert "fail 0001-a.mp4: height and width must be multiples of 16, not 65" in result.output
     assert "fail 0002-b.mp4: num_frames must be a multiple of 4 plus 1, not 18" in result.output
     assert "render 0003-c.mp4" in result.output
+    assert "1 to render (0 of them hits on the present cache), 2 that cannot be rendered, 0 already there" in result.output
+
+
+def test_a_dry_run_as_json_is_a_line_for_each_prompt(reuse: Reuse) -> None:
+    reuse([RED])
+    result = reuse([RELATED, BLUE], "--dry-run", "--json", out="more")
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(row["prompt"], row["outcome"]) for row in rows] == [(RELATED, "hit"), (BLUE, "render")]
+    assert "nearest entity" in rows[1]["why"]
 
 
 def test_dry_run_into_a_file_is_one_sentence(reuse: Reuse, tmp_path: Path) -> None:

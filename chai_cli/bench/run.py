@@ -192,7 +192,7 @@ class Bench:
 
     def close_caches(self) -> None:
         for label, donors in self.caches.items():
-            sizes = [entry.bytes for entry in donors.store.entries()]
+            sizes = [entry.bytes for entry in donors.store.entries() if entry.seconds > 0]  # without lone first estimates
             self.entry_bytes[label] = sum(sizes) / len(sizes) if sizes else 0.0
             donors.close()
         self.caches.clear()
@@ -409,6 +409,8 @@ class Bench:
                 run = denoise(self.backbone, row.reuse.hit(self.backbone, found.donor), look, text)
             with self.part(seconds, "store"):
                 donors.tell(hit_event(case.prompt, found.entry), found, look.num_inference_steps - len(run.seconds))
+                if self.workload.grows:
+                    donors.keep_opening(meaning, look, run)
         with self.part(seconds, "decode"):
             frames = self.backbone.decode(run.latents, look)
         return replace(made, steps=len(run.seconds), calls=run.calls, seconds=seconds), frames

@@ -29,6 +29,7 @@ CacheOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
+OPENING = ("estimate0",)  # the latents of an entry that a hit of `correction` leaves behind
 ID = 16  # characters of an entry's id
 
 
@@ -107,7 +108,8 @@ def ls(
         table.add_column(heading, justify="right", no_wrap=True)
     now = time.time()
     for entry in entries[:limit]:
-        words = (entry.id[:length], entry.prompt, ", ".join(entry.entities), size_of(entry), entry.model)
+        about = "(a first estimate only)" if entry.latents == OPENING else ", ".join(entry.entities)
+        words = (entry.id[:length], entry.prompt, about, size_of(entry), entry.model)
         figures = (format_bytes(entry.bytes), str(entry.hits), age(now - entry.stored))
         table.add_row(*(Text(cell) for cell in (*words, *figures)))
     console().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_module
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chai_cli.commands import options as o
+from chai_cli.errors import ChaiError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,6 +100,8 @@ def gen(
 
     record = find_record(model)
     reuse = o.method_of(method, record, fast_steps, match, cache_steps, cache_blocks, cache_mode, cache_sides)
+    if no_cache and read_only_cache:
+        raise ChaiError("--no-cache reads nothing either; give it or --read-only-cache")
     if no_cache:
         reuse = None
     caching = o.cache_options(
@@ -128,17 +132,22 @@ def gen(
         hits = 0
         for job in todo:
             lookup = found.get(job.file)
-            if job.file in misfits:
-                typer.echo(f"fail {job.file}: {misfits[job.file]}")
-                continue
-            hit = lookup is not None and lookup.donor is not None
+            hit = lookup is not None and lookup.donor is not None and job.file not in misfits
             hits += hit
-            why = f": {lookup.why}" if lookup and lookup.why else ""
-            typer.echo(f"{'hit' if hit else 'render'} {job.file}{why}")
+            what = "fail" if job.file in misfits else "hit" if hit else "render"
+            why = misfits.get(job.file) or (lookup.why if lookup else "")
+            if json:
+                sys.stdout.write(
+                    json_module.dumps({"file": job.file, "prompt": job.request.prompt, "outcome": what, "why": why}) + "\n"
+                )
+            else:
+                typer.echo(f"{what} {job.file}{why and f': {why}'}")
         for line in bad:
             console.print(f"line {line.line}: {line.why}", markup=False, highlight=False, soft_wrap=True)
         predicted = f" ({hits} of them hits on the present cache)" if reuse else ""
-        typer.echo(f"{len(todo)} to render{predicted}, {len(finished)} already there, {len(bad)} bad lines")
+        failing = f", {len(misfits)} that cannot be rendered" if misfits else ""
+        parts = f"{len(todo) - len(misfits)} to render{predicted}{failing}, {len(finished)} already there, {len(bad)} bad lines"
+        typer.echo(parts, err=json)
         raise typer.Exit(1 if bad or misfits else 0)
 
     def load() -> Renderer:

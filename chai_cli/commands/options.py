@@ -281,7 +281,7 @@ def method_of(
     sides: CacheSides | None = None,
 ) -> Reuse | None:
     """The method of a command line; None for one that reuses nothing."""
-    from chai_cli.reuse import DENSE, reuse_of
+    from chai_cli.reuse import reuse_of
 
     measured = record.fast_steps if method.partition(":")[0] == METHOD else None
     given = {
@@ -292,7 +292,7 @@ def method_of(
         "mode": mode and mode.value,
         "sides": sides and sides.value,
     }
-    return reuse_of(method, {} if method == DENSE else given)
+    return reuse_of(method, given)
 
 
 def cache_options(

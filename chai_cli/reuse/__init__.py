@@ -37,7 +37,7 @@ def reuse_of(spec: str, given: Mapping[str, Any] | None = None) -> Reuse | None:
     names = named.split("+")
     for name in names:
         if name not in METHODS and named != DENSE:
-            raise ChaiError(f"no method named {name!r}; there is {', '.join([*METHODS, DENSE])}")
+            raise ChaiError(f"no method named {name!r}; there is {', '.join([*METHODS, f'nirvana+{SECOND}', DENSE])}")
     written = [part.partition("=") for part in told.split(",") if part]
     options = {key.strip().replace("-", "_"): value.strip() for key, _, value in written}
     options |= {key: value for key, value in (given or {}).items() if value is not None and key not in options}
@@ -45,10 +45,10 @@ def reuse_of(spec: str, given: Mapping[str, Any] | None = None) -> Reuse | None:
     taken = {field.name for kind in kinds for field in fields(kind)}
     for key in options:
         if key not in taken:
-            has = f"; it has {', '.join(sorted(taken))}" if taken else ""
+            has = f"; it has {', '.join(sorted(taken)).replace('_', '-')}" if taken else ""
             other = [name for name in METHODS if name not in names and key in named_fields(options_class(name))]
-            where = f"; --method {' and '.join(other)} has" if other else ""
-            raise ChaiError(f"{named} has no option {key!r}{where}{has}")
+            where = f"; --method {' or '.join(other)} has one" if other else ""
+            raise ChaiError(f"{named} has no option {key.replace('_', '-')!r}{where}{has}")
     made = [kind(**{key: converted(kind, key, options[key]) for key in named_fields(kind) & options.keys()}) for kind in kinds]
     if len(made) > 1 and (len(made) > 2 or names[0] == SECOND or names[1] != SECOND):
         raise ChaiError(f"{named} is no method: two go together as one that says where to start and {SECOND}, nirvana+{SECOND}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from chai_cli.backbones.base import Backbone, Look
@@ -27,6 +28,7 @@ class Plan:
         record: Steps whose entering latents, and the clean estimates there, are kept.
         leaps: The steps (from 0) of the schedule that run, where not all do: the solver goes from one straight to the next. Other
             numbers of steps then count these.
+        given: Clean estimates of steps, [1, C, T, H, W], that are taken for the model's: there it is not called.
     """
 
     num_inference_steps: int
@@ -34,6 +36,7 @@ class Plan:
     stop_step: int | None = None
     record: frozenset[int] = frozenset()
     leaps: tuple[int, ...] | None = None
+    given: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Donor:
         similarity: Cosine of its prompt and the request's.
         others: Further donors, the next best, for a method that reads several.
         lesson: What a `Learner` made of many donors.
+        prompt: The embedding of its whole prompt, [D]; with a lesson that of the request's.
     """
 
     steps: Mapping[int, Tensor] = field(default_factory=dict)
@@ -67,6 +71,7 @@ class Donor:
     others: tuple[Donor, ...] = ()
     estimates: Mapping[int, Tensor] = field(default_factory=dict)
     lesson: Any = None
+    prompt: np.ndarray | None = None
 
     def nearest(self, sigma: float) -> int | None:
         """The kept step whose noise level is nearest; None if that is farther than `SIGMA_TOLERANCE`."""
@@ -131,8 +136,23 @@ class Learner(Reuse, Protocol):
     def good_donors(self) -> int:
         """How many it learns well from: so many are worth rendering beforehand."""
 
-    def learn(self, backbone: Backbone, look: Look, donors: Iterable[Donor]) -> Any:
-        """What hits of requests that are solved like this one get as `Donor.lesson`. Donors are read one at a time."""
+    @property
+    def openings(self) -> int:
+        """How many first estimates it reads at most, besides those of its donors: hits leave theirs behind."""
+
+    def learn(self, backbone: Backbone, look: Look, donors: Iterable[Donor], openings: Iterable[Donor] = ()) -> Lesson | None:
+        """What hits of requests that are solved like this one get as `Donor.lesson`; None without donors.
+
+        Args:
+            donors: Read one at a time, and maybe more than once.
+            openings: Donors that hold a prompt and the estimate of step 0, perhaps no more.
+        """
+
+
+class Lesson(Protocol):
+    @property
+    def prompts(self) -> int:
+        """How many prompts' first estimates it goes by; 0 if it leaves the first step to the model."""
 
 
 class Method(Protocol):

@@ -24,6 +24,10 @@ MODES = ("replace", "append")
 SIDES = ("cond", "both")
 
 
+def listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
 @dataclass(frozen=True)
 class CacheAttentionOptions:
     """How the donor is used. Steps and blocks count from 1, as in the paper.
@@ -57,6 +61,10 @@ class CacheAttentionOptions:
         for name in ("steps", "blocks"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ChaiError(f"{name} of Cache Attention are numbers from 1, such as 2,3,4, not {getattr(self, name)}")
+        if min(self.steps) > self.fast_steps:
+            raise ChaiError(
+                f"none of the steps that read the donor ({listed(self.steps)}) is among the {self.fast_steps} of a hit"
+            )
 
     @property
     def by_prompt(self) -> None:

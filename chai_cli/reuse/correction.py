@@ -6,6 +6,9 @@ From the renders in the cache a linear map is fitted by ridge regression, for ev
 place (the clean estimate now and at the step before, and the latents) to that error; a hit adds the map's answer after each of its
 steps. It costs no model call, starts from the request's own noise, and the renders need not be of related prompts.
 
+Where the cache knows enough prompts, the first step takes no model call either: see `opening.py`. The maps are then fitted on what
+each render's first step would have been told without it.
+
 A solver with a corrector, such as UniPC, goes on from latents of its own: there the corrected ones are what the model looks at next,
 and the last of them is the result. Fit and hit go the same way, so the map answers for what such a solver still lacks.
 
@@ -19,7 +22,8 @@ import copy
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +33,7 @@ from torch.nn.functional import avg_pool3d
 from chai_cli.denoise import leap
 from chai_cli.errors import ChaiError
 from chai_cli.reuse.base import OTHER_LATENTS, Donor, Plan, Step
+from chai_cli.reuse.opening import Opening
 
 if TYPE_CHECKING:
     from chai_cli.backbones.base import Backbone, Look
@@ -49,6 +54,9 @@ class CorrectionOptions:
         lean: How its steps crowd where noise is high: step k of n stands at (k/n)^lean of the full schedule; 1 spreads them evenly.
         least, most: Renders it needs, and those it learns from at most: the newest.
         strength: Share of the learned error that is taken away; 0 is plain sampling at the same noise levels.
+        guess: How much of the variance of first estimates must be foretold of prompts that were left out, before a hit takes the
+            guess for its first step; 1: never.
+        openings: First estimates that it reads at most, besides those of its renders.
     """
 
     fast_steps: int = 8
@@ -56,6 +64,8 @@ class CorrectionOptions:
     least: int = 8
     most: int = 64
     strength: float = 1.0
+    guess: float = 0.8
+    openings: int = 256
 
     def __post_init__(self) -> None:
         if self.fast_steps < 1:
@@ -66,6 +76,10 @@ class CorrectionOptions:
             raise ChaiError(f"least must be from 1 to most ({self.most}), not {self.least}")
         if not 0 <= self.strength <= 1.5:
             raise ChaiError(f"strength lies between 0 and 1.5, not {self.strength}")
+        if not 0 <= self.guess <= 1:
+            raise ChaiError(f"guess lies between 0 and 1, not {self.guess}")
+        if self.openings < 0:
+            raise ChaiError(f"openings must be 0 or more, not {self.openings}")
 
     @property
     def by_prompt(self) -> float:
@@ -119,12 +133,46 @@ class CorrectionOptions:
     def check(self, backbone: Backbone) -> None:
         pass
 
-    def learn(self, backbone: Backbone, look: Look, donors: Iterable[Donor]) -> list[Tensor]:
-        """See `fit`."""
-        return fit(backbone, look, self.leaps(look.num_inference_steps), donors)
+    def learn(
+        self, backbone: Backbone, look: Look, donors: Iterable[Donor], openings: Iterable[Donor] = ()
+    ) -> Corrections | None:
+        opening = None
+        if self.guess < 1 and self.fast_steps > 1:
+            told = ((donor.prompt, donor.estimates[0]) for donor in chain(donors, openings))
+            opening = Opening.of((prompt, estimate) for prompt, estimate in told if prompt is not None)
+        if opening and opening.share < self.guess:
+            opening = None
+        maps = fit(backbone, look, self.leaps(look.num_inference_steps), (untold(donor, opening) for donor in donors))
+        return Corrections(maps, opening) if maps else None
 
     def hit(self, backbone: Backbone, donor: Donor) -> Corrected:
-        return Corrected(donor.lesson, self)
+        opening = donor.lesson.opening
+        first = opening.guess(donor.prompt) if opening and donor.prompt is not None else None
+        return Corrected(donor.lesson.maps, self, first)
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What the renders taught.
+
+    Attributes:
+        maps: One [F, C] for each step of a hit.
+        opening: What the first step is told from, if it is.
+    """
+
+    maps: list[Tensor]
+    opening: Opening | None = None
+
+    @property
+    def prompts(self) -> int:
+        return len(self.opening.rows) if self.opening else 0
+
+
+def untold(donor: Donor, opening: Opening | None) -> Donor:
+    """A donor whose first estimate is what a hit would have been told in its place."""
+    if opening is None or donor.prompt is None:
+        return donor
+    return replace(donor, estimates={**donor.estimates, 0: opening.left_out(donor.prompt)})
 
 
 class Corrected:
@@ -132,13 +180,18 @@ class Corrected:
 
     name = "correction"
 
-    def __init__(self, maps: list[Tensor], options: CorrectionOptions) -> None:
+    def __init__(self, maps: list[Tensor], options: CorrectionOptions, first: Tensor | None = None) -> None:
         self.maps = maps
         self.options = options
+        self.first = first
         self.earlier: Tensor | None = None
 
     def plan(self, look: Look) -> Plan:
-        return Plan(look.num_inference_steps, leaps=self.options.leaps(look.num_inference_steps))
+        leaps = self.options.leaps(look.num_inference_steps)
+        if self.first is not None:
+            return Plan(look.num_inference_steps, leaps=leaps, given={0: self.first})
+        wanted = self.options.guess < 1  # what the model says first, later prompts may be told from
+        return Plan(look.num_inference_steps, leaps=leaps, record=frozenset({0}) if wanted else frozenset())
 
     def start(self, noise: Tensor, plan: Plan) -> Tensor:
         return noise
