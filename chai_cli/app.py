@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chai_cli.commands import bench, cache, gen, models, show, stats, warm
+from chai_cli.commands import bench, cache, config, doctor, gen, models, report, show, stats, warm
+from chai_cli.config import collect, default_map
 from chai_cli.errors import ChaiError
 
 app = typer.Typer(
@@ -23,8 +24,11 @@ cache.app.command("warm", epilog=warm.EXAMPLES)(warm.warm)
 app.add_typer(cache.app, name="cache")
 app.command("stats")(stats.stats)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
+app.command("report")(report.report)
 app.command("show")(show.show)
 app.command("models")(models.models)
+app.command("config")(config.config)
+app.command("doctor")(doctor.doctor)
 
 
 def print_version(wanted: bool) -> None:
@@ -55,7 +59,8 @@ def names_torchvision(error: BaseException | None) -> bool:
 
 def main() -> None:
     try:
-        app()
+        command = typer.main.get_command(app)
+        command(default_map=default_map(collect(command)))
     except ChaiError as error:
         print(f"chai: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, read_files, resolve
 from chai_cli.errors import ChaiError, first_line
+from chai_cli.gallery import POSTERS, Gallery
 from chai_cli.progress import Progress
 from chai_cli.prompts import BadLine, Request
 from chai_cli.report import Report, Row
@@ -23,11 +25,14 @@ from chai_cli.video import enlargement, holds
 
 if TYPE_CHECKING:
     from chai_cli.backbones.base import Text
-    from chai_cli.donors import CacheOptions
+    from chai_cli.donors import CacheOptions, Donors
+    from chai_cli.preview import Preview
     from chai_cli.render import Rendered, Renderer
     from chai_cli.retrieve import Lookup
 
 WAVE = 256  # prompts encoded before the transformer runs: bounds the memory of embeddings
+LOG = "run.log"
+STATUSES = ("done", "skipped", "failed")
 PACKAGES = ("chai-cli", "torch", "diffusers", "transformers")
 
 
@@ -44,6 +49,8 @@ class Options:
     scale: int | None = None
     metadata: bool = True
     overwrite: bool = False
+    gallery: bool = True
+    preview: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class Batch:
     options: Options
     progress: Progress
     rows: list[Row] = field(default_factory=list)
+    gallery: Gallery | None = None
 
     def __post_init__(self) -> None:
         self.scratch = self.options.out / ".chai"
@@ -172,6 +180,9 @@ class Batch:
             report = Report(self.options.out / "report.jsonl")
             todo, finished = self.split(requests, report)
             self.rows += [self.row(job, "skipped", why="already rendered") for job in finished]
+            self.log(f"chai gen: {len(todo)} to render, {len(finished)} already there, {len(bad)} bad lines; {self.versions}")
+            self.gallery = Gallery(self.options.out) if self.options.gallery else None
+            self.show(self.rows)
             self.warn_unknown(todo)
             self.progress.start(len(todo) + len(bad))
             for line in bad:
@@ -179,13 +190,53 @@ class Batch:
             if todo:
                 self.check_sizes(todo)
                 renderer = load()
+                renderer.preview = self.preview(renderer)
                 for start in range(0, len(todo), WAVE):
                     self.wave(todo[start : start + WAVE], renderer, report)
         finally:
             self.progress.stop()
+            if renderer and renderer.preview:
+                renderer.preview.close()
+            if self.gallery:
+                self.gallery.close()
+                if self.gallery.trouble:
+                    self.progress.note(f"no gallery: {self.gallery.trouble}")
+            self.log(f"ended: {', '.join(f'{sum(row.status == s for row in self.rows)} {s}' for s in STATUSES)}")
             lock.release()
             if renderer and renderer.donors:
                 renderer.donors.close()
+
+    def preview(self, renderer: Renderer) -> Preview | None:
+        if not self.options.preview:
+            return None
+        from platformdirs import user_cache_path
+
+        from chai_cli.preview import Preview
+
+        return Preview(self.options.out / "preview.gif", renderer.backbone.fingerprint, user_cache_path("chai") / "previews")
+
+    def log(self, text: str) -> None:
+        """Add to the run's log, `.chai/run.log`; a log that cannot be written is no failure."""
+        with suppress(OSError), (self.scratch / LOG).open("a", encoding="utf-8", errors="replace") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def show(self, rows: Iterable[Row], renderer: Renderer | None = None) -> None:
+        """Put rows into the gallery, with a picture of a donor that the cache knows."""
+        if self.gallery is None:
+            return
+        for row in rows:
+            if row.donor and renderer and renderer.donors:
+                with suppress(Exception):
+                    self.draw_donor(row.donor, renderer.donors)
+            self.gallery.add(asdict(row))
+
+    def draw_donor(self, id: str, donors: Donors) -> None:
+        target = self.options.out / POSTERS / f"donor-{id}.jpg"
+        if not target.exists() and (picture := donors.store.thumbnail(id)):
+            target.parent.mkdir(exist_ok=True)
+            beside = self.scratch / f"donor-{id}.part"
+            beside.write_bytes(picture)
+            beside.replace(target)
 
     def check_sizes(self, todo: list[Job]) -> None:
         """Say at once, before anything is loaded, if no request at all has a size that the model can make."""
@@ -280,14 +331,14 @@ class Batch:
             except Exception as error:
                 self.fail(job, error, renderer, report)
                 continue
-            self.record(report, self.row(job, "done", bytes=target.stat().st_size, tokens_cut=text[0].tokens_cut, **told(made)))
+            found = self.row(job, "done", bytes=target.stat().st_size, tokens_cut=text[0].tokens_cut, **told(made))
+            self.record(report, found, renderer)
 
     def fail(self, job: Job, error: Exception, renderer: Renderer, report: Report) -> None:
-        """One failed prompt is one row; the traceback goes to `.chai/errors.log`, memory is given back."""
+        """One failed prompt is one row; the traceback goes to the log, memory is given back."""
         from chai_cli.render import is_out_of_memory
 
-        with suppress(OSError), (self.scratch / "errors.log").open("a", encoding="utf-8", errors="replace") as log:
-            log.write(f"{job.file}\n{''.join(traceback.format_exception(error))}\n")
+        self.log(f"{job.file} failed\n{''.join(traceback.format_exception(error))}")
         if "No space left" in str(error):
             why = f"the disk of {self.options.out} is full; free some space and run again"
         elif is_out_of_memory(error):
@@ -298,17 +349,18 @@ class Batch:
             )
         else:
             said = first_line(error)
-            why = said if isinstance(error, ChaiError) else f"{type(error).__name__}: {said} (see .chai/errors.log)"
+            why = said if isinstance(error, ChaiError) else f"{type(error).__name__}: {said} (see .chai/{LOG})"
         error.__traceback__ = None
         renderer.backbone.free_memory()
         self.record(report, self.row(job, "failed", why=why))
 
-    def record(self, report: Report, row: Row) -> None:
+    def record(self, report: Report, row: Row, renderer: Renderer | None = None) -> None:
         self.rows.append(row)
         try:
             report.append(row)
         except OSError as error:
             raise ChaiError(f"cannot write {report.path}: {error.strerror or error}; free some space and run again") from None
+        self.show([row], renderer)
         self.progress.end(row)
 
 

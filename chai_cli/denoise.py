@@ -69,7 +69,7 @@ def denoise(
     method: Method,
     look: Look,
     text: Text,
-    on_step: Callable[[int, int], None] = lambda done, total: None,
+    on_step: Callable[[int, int, Tensor], None] = lambda done, total, estimate: None,
 ) -> Trajectory:
     """Render one request's latents.
 
@@ -78,7 +78,7 @@ def denoise(
     multistep scheduler starts there without history.
 
     Args:
-        on_step: Told the steps done and the steps there are, after each.
+        on_step: Told the steps done, the steps there are, and the clean estimate, after each.
     """
     plan = method.plan(look)
     scheduler = backbone.schedule(replace(look, num_inference_steps=plan.num_inference_steps))
@@ -105,5 +105,5 @@ def denoise(
             trajectory.kept[index], trajectory.estimates[index] = before.cpu().clone(), estimate.cpu()
         trajectory.calls += calls
         trajectory.step_calls = max(trajectory.step_calls, calls)
-        on_step(index + 1 - plan.start_step, stop - plan.start_step)
+        on_step(index + 1 - plan.start_step, stop - plan.start_step, estimate)
     return trajectory

@@ -19,6 +19,7 @@ from chai_cli.cache import Event
 from chai_cli.denoise import Trajectory, denoise, timed
 from chai_cli.donors import Donors, Found
 from chai_cli.errors import ChaiError
+from chai_cli.preview import Preview
 from chai_cli.retrieve import Meaning
 from chai_cli.reuse.base import Method
 from chai_cli.reuse.dense import Dense
@@ -96,6 +97,7 @@ class Renderer:
         self.scratch = scratch
         self.scale = scale
         self.metadata = metadata
+        self.preview: Preview | None = None
 
     def encode(self, prompt: str, look: Look) -> tuple[Text, float]:
         """The prompt's embeddings and the seconds they took."""
@@ -145,7 +147,7 @@ class Renderer:
             with part("retrieval"):
                 method, found = self.choose(understood.meaning, look, fresh=target is None)
             with part("denoise"):
-                run = denoise(self.backbone, method, look, understood.text, on_step)
+                run = denoise(self.backbone, method, look, understood.text, self.watched(on_step, look))
             latents = run.latents
             if not torch.isfinite(latents).all():
                 raise ChaiError("the model gave values that are no numbers; try --dtype float32 or another --scheduler")
@@ -153,6 +155,8 @@ class Renderer:
                 save_latents(latents, kept, key)
         with part("decode"):
             frames = self.backbone.decode(latents, look)
+        if self.preview:
+            self.preview.learn(latents, frames)
         if target is not None:
             part_file = self.scratch / f"{name}.part.mp4"
             try:
@@ -169,6 +173,16 @@ class Renderer:
                 made = self.account(made, found, wanted["prompt"], understood.meaning, look, run, frames)
         seconds["total"] = sum(seconds.values())
         return replace(made, peak_memory_mib=peak_memory_mib(device))
+
+    def watched(self, on_step: Callable[[int, int], None], look: Look) -> Callable[[int, int, torch.Tensor], None]:
+        """What is told of each step: to the progress bar, and to the preview."""
+
+        def step(done: int, total: int, estimate: torch.Tensor) -> None:
+            on_step(done, total)
+            if self.preview:
+                self.preview.step(done, total, estimate, look.fps)
+
+        return step
 
     def choose(self, meaning: Meaning | None, look: Look, fresh: bool) -> tuple[Method, Found | None]:
         """The method for a request: a hit's if the cache has a donor, else dense, recording what later hits will read."""

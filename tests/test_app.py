@@ -41,7 +41,13 @@ def test_help_has_examples(chai: Callable[..., Result]) -> None:
 
 def test_models_lists_what_is_known(chai: Callable[..., Result]) -> None:
     rows = [json.loads(line) for line in chai("models", "--json").stdout.splitlines()]
-    assert [row["name"] for row in rows] == ["embedded", "wan2.1-t2v-1.3b", "wan2.1-t2v-14b", "opensora-1.2"]
+    assert [row["name"] for row in rows] == [
+        "embedded",
+        "embedded-opensora",
+        "wan2.1-t2v-1.3b",
+        "wan2.1-t2v-14b",
+        "opensora-1.2",
+    ]
     assert rows[0]["on_disk"]
     assert "wan2.1-t2v-14b" in chai("models").stdout
 
@@ -67,11 +73,11 @@ def test_a_torchvision_that_does_not_fit_is_one_sentence(
         except RuntimeError as error:
             raise ImportError("Could not import module 'PreTrainedModel'") from error
 
-    monkeypatch.setattr(app, "app", lambda: fail("operator torchvision::nms does not exist"))
+    monkeypatch.setattr(app, "collect", lambda command: fail("operator torchvision::nms does not exist"))
     with pytest.raises(SystemExit) as stopped:
         app.main()
     assert stopped.value.code == 2
     assert "install both from one place" in capsys.readouterr().err
-    monkeypatch.setattr(app, "app", lambda: fail("something else"))
+    monkeypatch.setattr(app, "collect", lambda command: fail("something else"))
     with pytest.raises(ImportError):
         app.main()

@@ -146,7 +146,7 @@ def test_a_failed_render_leaves_nothing_behind(backbone: WanBackbone, ratios: Ma
     dense, before = render(backbone, look), shape(backbone)
     whole = render(backbone, look, peer, ratios)
 
-    def stop(done: int, total: int) -> None:
+    def stop(done: int, total: int, estimate: torch.Tensor) -> None:
         if done == STEPS - 2:
             raise RuntimeError("stopped")
 
@@ -178,7 +178,7 @@ def test_attention_that_is_said_again_is_that_of_the_same_side(backbone: WanBack
     per_step: list[int] = []
     with computations(backbone) as ran:
 
-        def count(done: int, total: int) -> None:
+        def count(done: int, total: int, estimate: torch.Tensor) -> None:
             per_step.append(ran.count("self"))
             ran.clear()
 

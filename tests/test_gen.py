@@ -138,7 +138,9 @@ def test_hostile_prompts_render_under_sensible_names(gen: Gen, tmp_path: Path) -
 
 def test_a_full_disk_is_a_failed_row_that_says_so(gen: Gen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
-        (tmp_path / "out" / ".chai" / "errors.log").mkdir()  # the log cannot be written either
+        log = tmp_path / "out" / ".chai" / "run.log"
+        log.unlink()
+        log.mkdir()  # the log cannot be written either
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("chai_cli.render.save_file", full)
@@ -188,7 +190,7 @@ def test_one_failure_is_one_row_and_memory_errors_say_what_to_change(
     assert result.exit_code == 1
     assert [row["status"] for row in rows_of(tmp_path / "out")] == ["done", "failed", "done"]
     assert "out of memory at 96x64, 9 frames: try --offload model" in rows_of(tmp_path / "out")[1]["why"]
-    assert "OutOfMemoryError" in (tmp_path / "out" / ".chai" / "errors.log").read_text()
+    assert "OutOfMemoryError" in (tmp_path / "out" / ".chai" / "run.log").read_text()
 
 
 def test_a_failed_decode_is_repeated_without_sampling(gen: Gen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +245,7 @@ def test_a_prompt_the_text_encoder_cannot_take_is_one_row(gen: Gen, tmp_path: Pa
     monkeypatch.setattr(WanBackbone, "encode", fails)
     assert gen(["a", "b", "c"]).exit_code == 1
     why = {row["prompt"]: row["why"] for row in rows_of(tmp_path / "out")}
-    assert why == {"a": "", "b": "RuntimeError: index out of range (see .chai/errors.log)", "c": ""}
+    assert why == {"a": "", "b": "RuntimeError: index out of range (see .chai/run.log)", "c": ""}
 
 
 def test_limit_and_dry_run(gen: Gen, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,11 @@ def gen(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be rendered or hit, and stop.")] = False,
     metadata: Annotated[bool, typer.Option("--metadata/--no-metadata", help="Write prompt and settings into the mp4.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of a table.")] = False,
+    gallery: Annotated[bool, typer.Option("--gallery/--no-gallery", help="Write index.html, a page of all clips.")] = True,
+    preview: Annotated[bool, typer.Option("--preview", help="Show the clip in the making in preview.gif.")] = False,
+    notify: Annotated[
+        str | None, typer.Option(help="A shell command to run at the end; CHAI_RUN_* tell it how it went.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table: only failures.")] = False,
     num_inference_steps: o.StepsOption = None,
     scheduler: o.SchedulerOption = None,
@@ -121,7 +127,17 @@ def gen(
         bad = [b for b in bad if b.index <= limit]
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
     options = Options(
-        out, record, placement, reuse, method.partition(":")[0] if reuse else "dense", scheduler, scale, metadata, overwrite
+        out,
+        record,
+        placement,
+        reuse,
+        method.partition(":")[0] if reuse else "dense",
+        scheduler,
+        scale,
+        metadata,
+        overwrite,
+        gallery,
+        preview,
     )
     console = Console(stderr=True)
     batch = Batch(options, progress.choose(console, quiet))
@@ -163,12 +179,31 @@ def gen(
     signal.signal(signal.SIGTERM, o.interrupt)
     try:
         batch.run(requests, bad, load)
+        code = 1 if any(row.status == "failed" for row in batch.rows) else 0
     except KeyboardInterrupt:
-        tell_if_heard(batch, console, json, quiet, began)
-        console.print("interrupted; run the same command again to go on", highlight=False)
-        raise typer.Exit(130) from None
+        code = 130
     tell_if_heard(batch, console, json, quiet, began)
-    raise typer.Exit(1 if any(row.status == "failed" for row in batch.rows) else 0)
+    if code == 130:
+        console.print("interrupted; run the same command again to go on", highlight=False)
+    if notify:
+        run_notify(notify, batch, code, began, console)
+    raise typer.Exit(code)
+
+
+def run_notify(command: str, batch: Batch, code: int, began: float, console: Console) -> None:
+    """Run the user's command; what becomes of it does not change the exit code."""
+    from chai_cli import report
+
+    told = {
+        "OUT": str(batch.options.out),
+        "EXIT": str(code),
+        "SECONDS": f"{time.monotonic() - began:.0f}",
+        "SUMMARY": report.summary(batch.rows, time.monotonic() - began),
+        **{status.upper(): str(sum(row.status == status for row in batch.rows)) for status in ("done", "skipped", "failed")},
+    }
+    made = subprocess.run(command, shell=True, env={**os.environ, **{f"CHAI_RUN_{name}": text for name, text in told.items()}})
+    if made.returncode:
+        console.print(f"the --notify command ended with exit code {made.returncode}", highlight=False)
 
 
 def tell_if_heard(batch: Batch, console: Console, json: bool, quiet: bool, began: float) -> None:
@@ -197,4 +232,7 @@ def tell(batch: Batch, console: Console, json: bool, quiet: bool, began: float) 
             if line:
                 output.print(line, markup=False, highlight=False, soft_wrap=True)
         if any(row.status != "failed" for row in batch.rows):
-            output.print(f"videos and report.jsonl are in {batch.options.out}", markup=False, highlight=False, soft_wrap=True)
+            page = batch.options.gallery and not (batch.gallery and batch.gallery.trouble)
+            what = f"videos and report.jsonl are in {batch.options.out}"
+            what += f"; look at them in {batch.options.out / 'index.html'}" if page else ""
+            output.print(what, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,41 @@
+"""`chai config`: which defaults are not chai's own, and where they come from."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+
+def config(context: typer.Context, json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False) -> None:
+    """Show the options that are set outside the command line, and the files that were looked for.
+
+    What counts, most first: the command line, CHAI_* variables, chai.toml of this folder or of one above it, your own file.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from chai_cli.config import PREFIX, PROJECT, collect, project_file, user_file
+
+    found = collect(context.find_root().command)
+    if json:
+        for one in found:
+            typer.echo(json_module.dumps(asdict(one), ensure_ascii=False))
+        return
+    project, own = project_file(), user_file()
+    typer.echo("What counts, most first:")
+    typer.echo("  the command line")
+    typer.echo(f"  the environment: {PREFIX} and an option's name, such as {PREFIX}NUM_INFERENCE_STEPS=20")
+    typer.echo(f"  the project: {project or f'no {PROJECT} in this folder or above it'}")
+    typer.echo(f"  your own file: {own}{'' if own.is_file() else ' (not there)'}")
+    if not found:
+        typer.echo("nothing is set: every option has chai's own default")
+        return
+    table = Table("command", "option", "value", "from")
+    for one in sorted(found, key=lambda one: (one.command, one.option)):
+        value = " ".join(one.value) if isinstance(one.value, list) else one.value
+        table.add_row(*(Text(cell) for cell in (one.command, f"--{one.option}", str(value), one.source)))
+    Console().print(table)

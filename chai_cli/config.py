@@ -1,0 +1,190 @@
+"""Defaults of options from outside the command line: environment variables, a project's `chai.toml`, the user's own file."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from chai_cli.errors import ChaiError
+
+PROJECT = "chai.toml"
+PREFIX = "CHAI_"
+NEVER = {"help", "version", "install-completion", "show-completion"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option that is not left at its default.
+
+    Attributes:
+        command: As typed, such as `cache warm`.
+        option: Its longest name, without dashes in front.
+        name: Of the parameter.
+        source: The variable or the file that it is from.
+    """
+
+    command: str
+    option: str
+    name: str
+    value: Any
+    source: str
+
+
+def project_file() -> Path | None:
+    """The `chai.toml` of this folder, or of the nearest one above it that has one."""
+    here = Path.cwd()
+    return next((folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None)
+
+
+def user_file() -> Path:
+    from platformdirs import user_config_path
+
+    return user_config_path("chai") / "config.toml"
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, by its words."""
+    if hasattr(group, "commands"):
+        for name, command in group.commands.items():
+            yield from commands(command, (*path, name))
+    else:
+        yield path, group
+
+
+def options(command: Any) -> dict[str, Any]:
+    """The options of a command by each of their long names; the first of them names it."""
+    found: dict[str, Any] = {}
+    for param in command.params:
+        if param.param_type_name == "option":
+            found |= {name[2:]: param for name in param.opts if name.startswith("--") and name[2:] not in NEVER}
+    return found
+
+
+def longest(param: Any) -> str:
+    return next(name[2:] for name in param.opts if name.startswith("--"))
+
+
+def collect(app: Any) -> list[Setting]:
+    """All settings, each from the source that counts most: the environment, then the project's file, then the user's.
+
+    Raises:
+        ChaiError: a file cannot be read, or names what there is not, or a value that the option cannot have.
+    """
+    made: dict[tuple[str, str], Setting] = {}
+    known = dict(commands(app))
+    for file in (user_file(), project_file()):
+        if file and file.is_file():
+            for setting in from_file(file, known):
+                made[setting.command, setting.name] = setting
+    for path, command in known.items():
+        for name, param in options(command).items():
+            variable = PREFIX + name.upper().replace("-", "_")
+            if os.environ.get(variable):
+                value = checked(command, param, os.environ[variable], variable)
+                made[" ".join(path), str(param.name)] = Setting(
+                    " ".join(path), longest(param), str(param.name), value, variable
+                )
+    return list(made.values())
+
+
+def from_file(file: Path, known: Mapping[tuple[str, ...], Any]) -> Iterator[Setting]:
+    """Settings of one file: keys at its top are for every command that has such an option, tables for one command."""
+    try:
+        told = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChaiError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ChaiError(f"{file} is no TOML: {error}") from None
+    everywhere = {name for command in known.values() for name in options(command)}
+    for key, value in told.items():
+        if isinstance(value, dict):
+            yield from of_table(file, (key,), value, known)
+        elif spelled(key) not in everywhere:
+            raise ChaiError(f"{file}: {no_such(key, everywhere, 'no command has an option')}")
+    for key, value in told.items():
+        for path, command in known.items():
+            param = None if isinstance(value, dict) else options(command).get(spelled(key))
+            if param and not any(key_of(own, options(command)) is param for own in table_of(told, path)):
+                yield setting(file, path, command, param, value)
+
+
+def of_table(
+    file: Path, path: tuple[str, ...], table: Mapping[str, Any], known: Mapping[tuple[str, ...], Any]
+) -> Iterator[Setting]:
+    command = known.get(path)
+    if command is None and not any(words[: len(path)] == path for words in known):
+        raise ChaiError(f"{file}: {no_such('.'.join(path), {'.'.join(words) for words in known}, 'there is no command')}")
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from of_table(file, (*path, key), value, known)
+            continue
+        has = options(command) if command else {}
+        if spelled(key) not in has:
+            what = f"{' '.join(path)} has no option"
+            raise ChaiError(f"{file}: {no_such(key, set(has), what)}")
+        assert command is not None
+        yield setting(file, path, command, has[spelled(key)], value)
+
+
+def setting(file: Path, path: tuple[str, ...], command: Any, param: Any, value: Any) -> Setting:
+    made = checked(command, param, value, f"{file}: {longest(param)}")
+    return Setting(" ".join(path), longest(param), str(param.name), made, str(file))
+
+
+def table_of(told: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
+    """A command's own table; empty if it has none."""
+    found: Any = told
+    for word in path:
+        found = found.get(word, {}) if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def key_of(key: str, has: Mapping[str, Any]) -> Any | None:
+    return has.get(spelled(key))
+
+
+def spelled(key: str) -> str:
+    return key.replace("_", "-")
+
+
+def no_such(key: str, known: set[str], what: str) -> str:
+    near = difflib.get_close_matches(spelled(key), known, 1)
+    return f"{what} {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def checked(command: Any, param: Any, value: Any, where: str) -> Any:
+    """A value that the option can have, as the command line would take it.
+
+    Raises:
+        ChaiError: it cannot.
+    """
+    several = param.multiple or param.nargs != 1
+    if several:
+        given: Any = [str(one) for one in value] if isinstance(value, list) else str(value).split()
+    elif isinstance(value, (list, dict)):
+        raise ChaiError(f"{where} is one value, not {value!r}")
+    else:
+        given = str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        param.process_value(typer.Context(command), given)
+    except typer.BadParameter as error:
+        raise ChaiError(f"{where}: {error.message.rstrip('.')}") from None
+    return given
+
+
+def default_map(settings: list[Setting]) -> dict[str, Any]:
+    """As click takes it: by command, then by parameter."""
+    made: dict[str, Any] = {}
+    for one in settings:
+        place = made
+        for word in one.command.split():
+            place = place.setdefault(word, {})
+        place[one.name] = one.value
+    return made

@@ -1,0 +1,139 @@
+"""Defaults from the environment and from files, and what counts most."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from chai_cli.app import app
+from chai_cli.config import Setting, collect, default_map
+from chai_cli.errors import ChaiError
+
+COMMAND = typer.main.get_command(app)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes the project's file and the user's, and stands in a folder below the project's."""
+    monkeypatch.setattr("chai_cli.config.user_file", lambda: tmp_path / "user.toml")
+    (tmp_path / "project" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project" / "below")
+
+    def files(project: str = "", user: str = "") -> None:
+        (tmp_path / "project" / "chai.toml").write_text(project)
+        (tmp_path / "user.toml").write_text(user)
+
+    return files
+
+
+def of(command: str) -> dict[str, Setting]:
+    return {one.option: one for one in collect(COMMAND) if one.command == command}
+
+
+def test_a_key_at_the_top_is_for_every_command_that_has_the_option(write: Callable[..., None], tmp_path: Path) -> None:
+    write("model = 'wan2.1-t2v-1.3b'\nseed = 7\n")
+    assert {command for command in ("gen", "cache warm", "bench", "stats", "cache ls") if "model" in of(command)} == {
+        "gen",
+        "cache warm",
+        "bench",
+    }
+    assert of("gen")["seed"] == Setting("gen", "seed", "seed", "7", str(tmp_path / "project" / "chai.toml"))
+
+
+def test_a_table_is_for_one_command_and_counts_more_than_the_top(write: Callable[..., None]) -> None:
+    write("steps = 9\n[gen]\nnum_inference_steps = 3\nquiet = true\nlora = ['a', 'b']\n[cache.warm]\nlimit = 2\n")
+    gen = of("gen")
+    assert (gen["num-inference-steps"].value, gen["quiet"].value, gen["lora"].value) == ("3", "true", ["a", "b"])
+    assert of("bench")["num-inference-steps"].value == "9"
+    assert of("cache warm")["limit"].value == "2"
+    assert "limit" not in gen
+
+
+def test_the_environment_counts_more_than_the_project_and_that_more_than_the_user(
+    write: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("seed = 2\nfps = 2\n", "seed = 3\nfps = 3\nheight = 3\n")
+    monkeypatch.setenv("CHAI_SEED", "1")
+    gen = of("gen")
+    assert [gen[name].value for name in ("seed", "fps", "height")] == ["1", "2", "3"]
+    assert gen["seed"].source == "CHAI_SEED"
+
+
+def test_every_name_of_an_option_works(write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    write("steps = 4\n")
+    assert of("gen")["num-inference-steps"].value == "4"
+    monkeypatch.setenv("CHAI_STEPS", "5")
+    assert of("gen")["num-inference-steps"].value == "5"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stepps = 3", "no command has an option 'stepps'; did you mean 'steps'?"),
+        ("[gem]\nsteps = 3", "there is no command 'gem'; did you mean 'gen'?"),
+        ("[stats]\nsteps = 3", "stats has no option 'steps'"),
+        ("steps = 'many'", "num-inference-steps: "),
+        ("scheduler = 'magic'", "scheduler: "),
+        ("steps = [1, 2]", "num-inference-steps is one value, not [1, 2]"),
+        ("steps = = 3", "is no TOML"),
+        ("limit = 0", "limit: "),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_file(write: Callable[..., None], text: str, said: str) -> None:
+    write(text)
+    with pytest.raises(ChaiError) as caught:
+        collect(COMMAND)
+    assert "chai.toml" in str(caught.value)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_variable_that_cannot_be_is_told(write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    write()
+    monkeypatch.setenv("CHAI_FPS", "fast")
+    with pytest.raises(ChaiError, match="CHAI_FPS: "):
+        collect(COMMAND)
+
+
+def test_the_command_line_counts_most(write: Callable[..., None], tmp_path: Path) -> None:
+    write("[models]\njson = true\n[gen]\nlimit = 1\ndry-run = true\n")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red ball\na blue star\na green ring\n")
+
+    def run(*options: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "chai_cli",
+            "gen",
+            str(prompts),
+            "--out",
+            str(tmp_path / "out"),
+            "--no-cache",
+            *options,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "1 to render" in run()
+    assert "2 to render" in run("--limit", "2")
+
+
+def test_config_shows_what_is_set_and_where_it_is_from(write: Callable[..., None], tmp_path: Path) -> None:
+    write("[gen]\nseed = 5\n")
+    command = [sys.executable, "-m", "chai_cli", "config"]
+    row = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout.splitlines()[0])
+    assert (row["command"], row["option"], row["value"]) == ("gen", "seed", "5")
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path / "project" / "chai.toml") in said
+    assert "--seed" in said
+
+
+def test_the_map_is_by_command_and_parameter() -> None:
+    made = default_map([Setting("cache warm", "limit", "limit", "2", "x"), Setting("gen", "steps", "steps", "3", "x")])
+    assert made == {"cache": {"warm": {"limit": "2"}}, "gen": {"steps": "3"}}
