@@ -51,6 +51,7 @@ def document(table: Table, summaries: Sequence[Summary], backbone: Backbone, ask
         "machine": machine(backbone),
         "model": backbone.record.name,
         "asked": asked,
+        "own_scheduler": table.own_scheduler,
         "score": score_name(table),
         "workload": workload_words(table.workload),
         "warnings": warnings(table),
@@ -66,6 +67,11 @@ def document(table: Table, summaries: Sequence[Summary], backbone: Backbone, ask
         "changes": [asdict(one) for one in changes(table)],
         "scores": {
             one.label: [table.score(one.label, i) for i in table.cases] for one in summaries if not one.error and table.cases
+        },
+        "wrong": {
+            one.label: [[name for name, fine in table.right(one.label, i).items() if not fine] for i in table.cases]
+            for one in summaries
+            if not one.error and table.judged
         },
         "measurements": [asdict(table.made[one.label, i]) for one in summaries if not one.error for i in table.cases],
     }

@@ -17,11 +17,12 @@ FRONTIER_STEPS = (1, 2, 3, 4, 6, 8, 12, 16)
 SCHEDULERS = ("euler", "unipc")
 # Rows that answer one question each; `--set NAME` takes them all.
 SETS: dict[str, tuple[str, ...]] = {
-    # Few steps corrected by what full renders teach, beside the same steps without.
+    # Few steps corrected by what full renders teach, beside the same steps with the model asked in the first, and without correction.
     "correction": (
         *(f"correction:fast-steps={count}" for count in (3, 4, 5)),
-        *(f"correction:fast-steps={count},strength=0" for count in (3, 4, 5)),
-        "correction:fast-steps=4,least=4,most=4",
+        *(f"correction:fast-steps={count},guess=1" for count in (3, 4, 5)),
+        *(f"correction:fast-steps={count},guess=1,strength=0" for count in (3, 4, 5)),
+        "correction:fast-steps=4,guess=1,least=4,most=4",
     ),
     # Does Cache Attention as published beat plain sampling in as few steps?
     "published": tuple(f"chai:fast-steps={count}" for count in (2, 3, 4, 6, 8, 12)),

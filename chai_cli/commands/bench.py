@@ -160,8 +160,8 @@ def bench(
 
     record = find_record(model)
     if prompts is None:
-        if record.name != "embedded":
-            raise ChaiError("the built-in workload is of the embedded model's world; give --prompts FILE for another model")
+        if record.unknown_words is None:
+            raise ChaiError("the built-in workload is of the embedded models' world; give --prompts FILE for another model")
         law = w.WorldLaw(fresh, popularity, w.parse_changes(changes), workload_seed)
         if any(size is not None for size in (height, width, num_frames)):
             raise ChaiError(
@@ -180,6 +180,7 @@ def bench(
     from chai_cli.bench.summary import Table
     from chai_cli.donors import CacheOptions
     from chai_cli.embed import load_embedder
+    from chai_cli.gallery.bench import write_bench
 
     specs = [REFERENCE, *(row or (() if set_ else ROWS))]
     for name in set_ or ():
@@ -228,7 +229,8 @@ def bench(
         interrupted, measured = True, made.found(limit)
     table = Table(work, made.rows, {(m.row, m.case): m for m in measured}, made.entry_bytes, made.own_scheduler())
     summaries = table.summaries()
-    (out / "bench.json").write_text(json_module.dumps(output.document(table, summaries, backbone, asked), default=str))
+    document = output.document(table, summaries, backbone, asked)
+    (out / "bench.json").write_text(json_module.dumps(document, default=str))
     if json:
         sys.stdout.write(json_module.dumps([asdict(one) for one in summaries]) + "\n")
     elif markdown:
@@ -242,7 +244,12 @@ def bench(
     except ChaiError as error:
         say(str(error))
         pictures = []
-    say(f"written: {', '.join(str(path) for path in [out / 'bench.json', *pictures])}")
+    try:
+        pages = [write_bench(out, document)] if table.cases else []
+    except ChaiError as error:
+        say(str(error))
+        pages = []
+    say(f"written: {', '.join(str(path) for path in [out / 'bench.json', *pictures, *pages])}")
     for text in output.warnings(table):
         say(text)
     raise typer.Exit(130 if interrupted else 1 if table.errors or table.dropped else 0)

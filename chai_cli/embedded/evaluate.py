@@ -63,11 +63,15 @@ def stacked(texts: list[Text]) -> Text:
 
 
 def sample(backbone: Backbone, prompts: list[str], seeds: list[int], look: Look) -> np.ndarray:
-    """Clips uint8 [B, T, H, W, 3], denoised as one batch by the loop that `chai gen` uses, decoded one by one."""
-    text = stacked([backbone.encode(prompt, look) for prompt in prompts])
-    noise = torch.cat([backbone.noise(replace(look, seed=seed)) for seed in seeds])
-    latents = denoise(backbone, Dense(latents=noise), look, text).latents
-    return np.stack([backbone.decode(one, look) for one in latents.split(1)])
+    """Clips uint8 [B, T, H, W, 3], denoised by the loop that `chai gen` uses, prompts of equally many tokens as one batch."""
+    texts = [backbone.encode(prompt, look) for prompt in prompts]
+    latents: dict[int, torch.Tensor] = {}
+    for length in {text.cond.shape[1] for text in texts}:
+        alike = [i for i, text in enumerate(texts) if text.cond.shape[1] == length]
+        noise = torch.cat([backbone.noise(replace(look, seed=seeds[i])) for i in alike])
+        run = denoise(backbone, Dense(latents=noise), look, stacked([texts[i] for i in alike]))
+        latents |= dict(zip(alike, run.latents.split(1), strict=True))
+    return np.stack([backbone.decode(latents[i], look) for i in range(len(prompts))])
 
 
 def measure(
@@ -114,9 +118,9 @@ def kept_results(path: Path | None) -> dict[str, Any]:
 
 
 def prepare(model: str, judge: Path, dtype: str) -> tuple[Backbone, Judge]:
-    record = find_record("embedded")
-    if model != "embedded":
-        record = replace(record, name=model, source=model)
+    record = find_record(model)
+    if record.unknown_words is None:
+        record = replace(find_record("embedded"), name=model, source=model, family=record.family)
     return load(record, Placement(device="cpu", dtype=dtype)), Judge.load(judge)
 
 
