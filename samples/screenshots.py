@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 HERE = Path(__file__).parent
-COLUMNS = 132
+COLUMNS = 162
 
 
 def pages(folder: Path, chromium: Path) -> None:
