@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -10,6 +11,9 @@ import typer
 from chai_cli.commands import bench, cache, config, doctor, gen, models, report, show, stats, warm
 from chai_cli.config import collect, default_map
 from chai_cli.errors import ChaiError
+
+WITHOUT = {"config", "doctor", "-h", "--help", "--version"}
+COMPLETING = "_CHAI_COMPLETE"
 
 app = typer.Typer(
     name="chai",
@@ -60,7 +64,13 @@ def names_torchvision(error: BaseException | None) -> bool:
 def main() -> None:
     try:
         command = typer.main.get_command(app)
-        command(default_map=default_map(collect(command)))
+        try:
+            defaults = default_map(collect(command))
+        except ChaiError:
+            if not WITHOUT & {*sys.argv[1:]} and COMPLETING not in os.environ:
+                raise
+            defaults = {}  # what helps to find out what is wrong works all the same
+        command(default_map=defaults)
     except ChaiError as error:
         print(f"chai: {error}", file=sys.stderr)
         sys.exit(2)

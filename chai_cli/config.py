@@ -17,6 +17,8 @@ from chai_cli.errors import ChaiError
 PROJECT = "chai.toml"
 PREFIX = "CHAI_"
 NEVER = {"help", "version", "install-completion", "show-completion"}
+OWN = {"notify"}  # runs a command: not from a file that may have come with somebody else's project
+ONCE = {"overwrite", "yes", "repair", "budget"}  # removes things: for the command that it is given to, and no other
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def options(command: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for param in command.params:
         if param.param_type_name == "option":
-            found |= {name[2:]: param for name in param.opts if name.startswith("--") and name[2:] not in NEVER}
+            names = (name for name in (*param.opts, *param.secondary_opts) if name.startswith("--"))
+            found |= {name[2:]: param for name in names if name[2:] not in NEVER}
     return found
 
 
@@ -87,7 +90,9 @@ def collect(app: Any) -> list[Setting]:
         for name, param in options(command).items():
             variable = PREFIX + name.upper().replace("-", "_")
             if os.environ.get(variable):
-                value = checked(command, param, os.environ[variable], variable)
+                if longest(param) in ONCE:
+                    raise ChaiError(f"{variable} would be for every command; give --{longest(param)} to the one that is meant")
+                value = checked(command, param, inverted(param, name, os.environ[variable]), variable)
                 made[" ".join(path), str(param.name)] = Setting(
                     " ".join(path), longest(param), str(param.name), value, variable
                 )
@@ -108,11 +113,13 @@ def from_file(file: Path, known: Mapping[tuple[str, ...], Any]) -> Iterator[Sett
             yield from of_table(file, (key,), value, known)
         elif spelled(key) not in everywhere:
             raise ChaiError(f"{file}: {no_such(key, everywhere, 'no command has an option')}")
+        elif spelled(key) in ONCE:
+            raise ChaiError(f"{file}: {key} would be for every command; put it under the one that is meant, such as [gen]")
     for key, value in told.items():
         for path, command in known.items():
             param = None if isinstance(value, dict) else options(command).get(spelled(key))
             if param and not any(key_of(own, options(command)) is param for own in table_of(told, path)):
-                yield setting(file, path, command, param, value)
+                yield setting(file, path, command, param, inverted(param, spelled(key), value))
 
 
 def of_table(
@@ -130,10 +137,13 @@ def of_table(
             what = f"{' '.join(path)} has no option"
             raise ChaiError(f"{file}: {no_such(key, set(has), what)}")
         assert command is not None
-        yield setting(file, path, command, has[spelled(key)], value)
+        param = has[spelled(key)]
+        yield setting(file, path, command, param, inverted(param, spelled(key), value))
 
 
 def setting(file: Path, path: tuple[str, ...], command: Any, param: Any, value: Any) -> Setting:
+    if longest(param) in OWN and file.name == PROJECT:
+        raise ChaiError(f"{file}: {longest(param)} runs a command and may not come from a project; put it into {user_file()}")
     made = checked(command, param, value, f"{file}: {longest(param)}")
     return Setting(" ".join(path), longest(param), str(param.name), made, str(file))
 
@@ -148,6 +158,13 @@ def table_of(told: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any
 
 def key_of(key: str, has: Mapping[str, Any]) -> Any | None:
     return has.get(spelled(key))
+
+
+def inverted(param: Any, name: str, value: Any) -> Any:
+    """A value given to the `--no-…` name of a flag is turned round."""
+    if f"--{name}" not in param.secondary_opts:
+        return value
+    return str(value).strip().lower() in ("0", "false", "no", "off", "n", "f")
 
 
 def spelled(key: str) -> str:
@@ -167,7 +184,8 @@ def checked(command: Any, param: Any, value: Any, where: str) -> Any:
     """
     several = param.multiple or param.nargs != 1
     if several:
-        given: Any = [str(one) for one in value] if isinstance(value, list) else str(value).split()
+        listed = value if isinstance(value, list) else value.split() if where.startswith(PREFIX) else [value]
+        given: Any = [str(one) for one in listed]
     elif isinstance(value, (list, dict)):
         raise ChaiError(f"{where} is one value, not {value!r}")
     else:

@@ -99,6 +99,7 @@ class Donors:
     gathered: dict[tuple[Any, ...], Found] = field(default_factory=dict)
     counted: dict[tuple[Any, ...], int] = field(default_factory=dict)
     opened: dict[tuple[Any, ...], Opened] = field(default_factory=dict)
+    earlier: dict[tuple[Any, ...], Found] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -154,10 +155,11 @@ class Donors:
         """Requests of one kind learn from the same entries."""
         return (self.namespace(look), *solved(look).values())
 
-    def entry_bytes(self, look: Look) -> int:
-        """What an entry will take on disk, about."""
+    def entry_bytes(self, look: Look, latents: int | None = None) -> int:
+        """What an entry will take on disk, about, with so many latents or all that the method keeps."""
         width = {"float32": 4, "int8": 1}.get(self.options.numbers, 2)
-        return math.ceil(math.prod(self.files.latent_shape(look)) * width * self.reuse.latents_kept * PAGES) + 16_384
+        count = self.reuse.latents_kept if latents is None else latents
+        return math.ceil(math.prod(self.files.latent_shape(look)) * width * count * PAGES) + 16_384
 
     def room(self, look: Look) -> int:
         """Entries of this size that the budget holds, about."""
@@ -244,9 +246,11 @@ class Donors:
         key = self.kind(look)
         if key not in self.gathered:
             try:
-                self.gathered[key] = self.gather(reuse, look, fast)
+                found = self.gather(reuse, look, fast)
             except Exception as error:  # told in every row, but not tried for every row
-                self.gathered[key] = Found(told(error))
+                found = Found(told(error))
+            earlier = self.earlier.pop(key, None)
+            self.gathered[key] = earlier if earlier and not found.donor else found
         return self.gathered[key]
 
     def gather(self, reuse: Learner, look: Look, fast: Sequence[float]) -> Found:
@@ -262,7 +266,7 @@ class Donors:
             return Found(self.few(reuse, look, len(used)))
         if not self.options.readonly:
             for entry in used:  # they are in use: others make room first
-                self.store.touch(entry.id, 0)
+                self.store.touch(entry.id, look.num_inference_steps - len(reuse.leaps(look.num_inference_steps)))
         prompts = {entry.prompt for entry in (*opened, *used)}
         self.opened[self.kind(look)] = Opened(prompts, math.ceil(GROWTH * len(prompts)))
         return Found(learned(len(used), lesson.prompts), Donor(lesson=lesson), used[0])
@@ -292,12 +296,16 @@ class Donors:
         schedule = {**solved(look), "sigmas": {"0": run.sigmas[0]}}
         entry = Entry(meaning.prompt, (), self.namespace(look, OPENING), self.record.name, look.seed, schedule, size, 0.0)
         try:
+            if self.store.used() + self.entry_bytes(look, 1) > self.options.budget:
+                return  # no full render makes room for it
             self.store.put(entry, {f"{ESTIMATE}0": estimate}, meaning.unnamed().vectors)
         except Exception:  # a cache that cannot be written is not worth a video
             return
         opened.prompts.add(meaning.prompt)
         if len(opened.prompts) >= opened.enough:
-            self.gathered.pop(self.kind(look), None)
+            opened.enough = math.ceil(GROWTH * len(opened.prompts))
+            if found := self.gathered.pop(self.kind(look), None):
+                self.earlier[self.kind(look)] = found  # stays if nothing comes of it
 
     def keep(self, meaning: Meaning | None, look: Look, run: Trajectory, seconds: float, frames: np.ndarray) -> str:
         """Store a dense render. Returns why it was not stored, or nothing."""

@@ -7,6 +7,7 @@ decodes here, and kept for later runs.
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,11 +35,12 @@ class Preview:
         self.kept = folder / f"{hashlib.blake2b(fingerprint.encode(), digest_size=12).hexdigest()}.npy"
         self.map: np.ndarray | None = None
         self.seen: list[tuple[Tensor, Tensor]] = []
-        with suppress(OSError, ValueError):
-            self.map = np.load(self.kept, allow_pickle=False)
+        with suppress(Exception):  # a map that cannot be read is fitted anew
+            map = np.load(self.kept, allow_pickle=False)
+            self.map = map if map.ndim == 2 and map.shape[1] == 3 else None
 
     def learn(self, latents: Tensor, frames: np.ndarray) -> None:
-        """Fit the map [C + 1, 3] on the first clips.
+        """Fit the map [C + 1, 3] on the first clips. What goes wrong costs the picture alone.
 
         Args:
             latents: Clean, [1, C, T, H, W].
@@ -46,14 +48,16 @@ class Preview:
         """
         if len(self.seen) >= CLIPS or (self.map is not None and not self.seen):
             return
-        self.seen.append((cells(latents), colours(frames, latents.shape[2:])))
-        seen, told = (torch.cat(side).double() for side in zip(*self.seen, strict=True))
-        square = seen.T @ seen + torch.eye(seen.shape[1], dtype=torch.float64)
-        self.map = torch.linalg.solve(square, seen.T @ told).float().numpy()
-        if len(self.seen) == CLIPS:
-            with suppress(OSError):
+        with suppress(Exception):
+            self.seen.append((cells(latents), colours(frames, latents.shape[2:])))
+            seen, told = (torch.cat(side).double() for side in zip(*self.seen, strict=True))
+            square = seen.T @ seen + torch.eye(seen.shape[1], dtype=torch.float64)
+            self.map = torch.linalg.solve(square, seen.T @ told).float().numpy()
+            if len(self.seen) == CLIPS:
                 self.kept.parent.mkdir(parents=True, exist_ok=True)
-                np.save(self.kept, self.map, allow_pickle=False)
+                beside = self.kept.with_suffix(f".{os.getpid()}.npy")
+                np.save(beside, self.map, allow_pickle=False)
+                beside.replace(self.kept)
 
     def step(self, done: int, total: int, estimate: Tensor, fps: int) -> None:
         """Show a step's clean estimate [1, C, T, H, W], if it is one that is shown and the map is known."""
@@ -61,7 +65,7 @@ class Preview:
             return
         if self.map is None or len(self.map) != estimate.shape[1] + 1:
             return
-        with suppress(OSError):
+        with suppress(Exception):
             self.write(picture(estimate, self.map), fps)
 
     def write(self, frames: np.ndarray, fps: int) -> None:

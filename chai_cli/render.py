@@ -155,8 +155,6 @@ class Renderer:
                 save_latents(latents, kept, key)
         with part("decode"):
             frames = self.backbone.decode(latents, look)
-        if self.preview:
-            self.preview.learn(latents, frames)
         if target is not None:
             part_file = self.scratch / f"{name}.part.mp4"
             try:
@@ -166,6 +164,8 @@ class Renderer:
             finally:
                 part_file.unlink(missing_ok=True)
         kept.unlink(missing_ok=True)
+        if self.preview:
+            self.preview.learn(latents, frames)
         steps, calls = (len(run.seconds), run.calls) if run else (0, 0)
         made = Rendered(steps, calls, seconds, 0.0, run is None, found)
         if run and found:

@@ -83,6 +83,9 @@ def test_every_name_of_an_option_works(write: Callable[..., None], monkeypatch: 
         ("steps = [1, 2]", "num-inference-steps is one value, not [1, 2]"),
         ("steps = = 3", "is no TOML"),
         ("limit = 0", "limit: "),
+        ("[gen]\nnotify = 'rm -r x'", "notify runs a command and may not come from a project"),
+        ("overwrite = true", "overwrite would be for every command; put it under the one that is meant"),
+        ("[gen]\nno-galery = true", "did you mean 'no-gallery'?"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_file(write: Callable[..., None], text: str, said: str) -> None:
@@ -92,6 +95,26 @@ def test_what_cannot_be_is_told_with_its_file(write: Callable[..., None], text: 
     assert "chai.toml" in str(caught.value)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_user_may_be_notified_and_flags_have_two_names(write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    write("[gen]\nno-metadata = true\nlora = 'my style.safetensors'\n", "notify = 'true'\n")
+    monkeypatch.setenv("CHAI_NO_GALLERY", "1")
+    gen = of("gen")
+    assert (gen["metadata"].value, gen["gallery"].value, gen["notify"].value) == ("false", "false", "true")
+    assert gen["lora"].value == ["my style.safetensors"]
+    monkeypatch.setenv("CHAI_OVERWRITE", "1")
+    with pytest.raises(ChaiError, match="CHAI_OVERWRITE would be for every command"):
+        collect(COMMAND)
+
+
+@pytest.mark.parametrize("command", [("--help",), ("--version",), ("config",), ("doctor", "--no-render"), ("stats",)])
+def test_a_broken_file_does_not_stop_what_helps_to_find_it(write: Callable[..., None], command: tuple[str, ...]) -> None:
+    write("stepps = 3\n")
+    made = subprocess.run([sys.executable, "-m", "chai_cli", *command], capture_output=True, text=True)
+    assert made.returncode == {"config": 2, "doctor": 1, "stats": 2}.get(command[0], 0), made.stderr
+    assert ("did you mean 'steps'" in made.stdout + made.stderr) == (not command[0].startswith("-"))
+    assert "Traceback" not in made.stderr
 
 
 def test_a_variable_that_cannot_be_is_told(write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_killed_runs_leave_no_torn_video_and_resume_to_the_same_files(tiny_folde
     last = tmp_path / f"killed{KILLS - 1}"
     assert start(tiny_folder, prompts, last).wait(240) == 0
     assert {name: (last / name).read_bytes() for name in videos_of(last)} == expected
-    assert sorted(path.name for path in (last / ".chai").iterdir()) in ([], ["lock"])
+    assert sorted(path.name for path in (last / ".chai").iterdir()) in (["run.log"], ["lock", "run.log"])
 
 
 def fork_gen(tiny_folder: Path, prompts: Path, out: Path, *options: str) -> BaseProcess:

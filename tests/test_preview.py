@@ -67,6 +67,18 @@ def test_a_picture_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     preview.close()
 
 
+@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY"])
+def test_a_map_that_cannot_be_read_is_fitted_anew(content: bytes, tmp_path: Path) -> None:
+    kept = Preview(tmp_path / "preview.gif", "m", tmp_path).kept
+    kept.write_bytes(content)
+    preview = Preview(tmp_path / "preview.gif", "m", tmp_path)
+    assert preview.map is None
+    for _ in range(CLIPS):
+        preview.learn(torch.randn(SHAPE), np.zeros((9, 48, 64, 3), np.uint8))
+    assert Preview(tmp_path / "preview.gif", "m", tmp_path).map is not None
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
 def test_the_estimate_of_a_late_step_looks_like_the_clip(embedded: Backbone, tmp_path: Path) -> None:
     preview = Preview(tmp_path / "preview.gif", "m", tmp_path)
     look = resolve(embedded.record, Settings(num_inference_steps=6), "unipc")

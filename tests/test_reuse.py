@@ -282,6 +282,33 @@ def test_with_enough_first_estimates_the_first_step_of_a_hit_takes_no_call(chai:
     assert {row["model_calls"] for row in run("guess=1", "never")} == {4}
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lcbfu"])
+def test_first_estimates_never_push_out_what_was_learned_from(nirvana: Reuse, tmp_path: Path, policy: str) -> None:
+    prompts = [
+        f"a {colour} {shape}" for shape in ("ball", "ring", "cross", "star") for colour in ("red", "blue", "pink", "green")
+    ]
+    nirvana(prompts, "--cache-budget", "180KB", "--cache-policy", policy, method=LEARNING)
+    assert reused(tmp_path / "out") == ["miss"] * 4 + ["hit"] * 12
+    entries = list(LatentStore(tmp_path / "cache").entries())
+    assert [entry.prompt for entry in entries if "clean" in entry.latents] == prompts[:4]
+    assert len(entries) < 16  # the budget was full
+
+
+def test_a_lesson_stays_if_it_cannot_be_learned_anew(nirvana: Reuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, asked = Donors.gather, []
+
+    def gather(self: Donors, *given: Any) -> Any:
+        asked.append(1)
+        if len(self.earlier):
+            raise MemoryError
+        return whole(self, *given)
+
+    monkeypatch.setattr(Donors, "gather", gather)
+    nirvana([*MANY, RELATED, "a blue ring", "a red cross"], method=LEARNING)
+    assert reused(tmp_path / "out") == ["miss"] * 4 + ["hit"] * 5
+    assert len(asked) > 5  # four looks before there was enough, one that learned, one that failed
+
+
 def test_a_first_estimate_is_no_donor(nirvana: Reuse, tmp_path: Path) -> None:
     nirvana(MANY, method=LEARNING, out="learned")
     nirvana(MANY[4:5], method="nirvana", out="other")

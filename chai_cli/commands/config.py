@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from chai_cli.errors import ChaiError
+
 
 def config(context: typer.Context, json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False) -> None:
     """Show the options that are set outside the command line, and the files that were looked for.
@@ -20,8 +22,12 @@ def config(context: typer.Context, json: Annotated[bool, typer.Option("--json", 
 
     from chai_cli.config import PREFIX, PROJECT, collect, project_file, user_file
 
-    found = collect(context.find_root().command)
-    if json:
+    trouble: ChaiError | None = None
+    try:
+        found = collect(context.find_root().command)
+    except ChaiError as error:
+        found, trouble = [], error
+    if json and trouble is None:
         for one in found:
             typer.echo(json_module.dumps(asdict(one), ensure_ascii=False))
         return
@@ -31,6 +37,8 @@ def config(context: typer.Context, json: Annotated[bool, typer.Option("--json", 
     typer.echo(f"  the environment: {PREFIX} and an option's name, such as {PREFIX}NUM_INFERENCE_STEPS=20")
     typer.echo(f"  the project: {project or f'no {PROJECT} in this folder or above it'}")
     typer.echo(f"  your own file: {own}{'' if own.is_file() else ' (not there)'}")
+    if trouble:
+        raise trouble
     if not found:
         typer.echo("nothing is set: every option has chai's own default")
         return

@@ -157,15 +157,23 @@ def settings() -> Iterator[Finding]:
 
 def cached(cache: Path | None) -> Iterator[Finding]:
     from chai_cli.cache import folder, format_bytes
-    from store.care import verify
+    from store import LatentStore
 
     path = folder(cache)
     if not (path / "data.mdb").exists():
         yield Finding("cache", f"{path}: empty")
         return
-    found = verify(path)
-    told = f"{path}: {found.entries} entries, a file of {format_bytes((path / 'data.mdb').stat().st_size)}"
-    yield Finding("cache", f"{told}, {'all sound' if found.sound else 'damaged; run: chai cache verify --repair'}", found.sound)
+    store = LatentStore(path, readonly=True)
+    try:
+        ids = store.ids()
+        told = f"{path}: {len(ids)} entries, {format_bytes(store.used())} used of {format_bytes(store.file_bytes())}"
+        whole = all(store.entry(id) and store.latents(id) for id in {*ids[:1], *ids[-3:]})
+    except KeyError:
+        whole = False
+    finally:
+        store.close()
+    hint = "the newest are sound" if whole else "some are damaged; when no run is using it: chai cache verify"
+    yield Finding("cache", f"{told}; {hint if ids else 'empty'}", whole)
 
 
 def rendered(device: str | None) -> Iterator[Finding]:

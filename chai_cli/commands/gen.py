@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from chai_cli.batch import Batch
     from chai_cli.render import Renderer
 
+STDERR = 2
 EXAMPLES = """
 Examples:\n
   chai gen samples/prompts.txt --out videos\n
@@ -182,6 +183,10 @@ def gen(
         code = 1 if any(row.status == "failed" for row in batch.rows) else 0
     except KeyboardInterrupt:
         code = 130
+    except Exception as error:
+        if notify:
+            run_notify(notify, batch, 2 if isinstance(error, ChaiError) else 1, began, console)
+        raise
     tell_if_heard(batch, console, json, quiet, began)
     if code == 130:
         console.print("interrupted; run the same command again to go on", highlight=False)
@@ -201,7 +206,12 @@ def run_notify(command: str, batch: Batch, code: int, began: float, console: Con
         "SUMMARY": report.summary(batch.rows, time.monotonic() - began),
         **{status.upper(): str(sum(row.status == status for row in batch.rows)) for status in ("done", "skipped", "failed")},
     }
-    made = subprocess.run(command, shell=True, env={**os.environ, **{f"CHAI_RUN_{name}": text for name, text in told.items()}})
+    environment = {**os.environ, **{f"CHAI_RUN_{name}": text for name, text in told.items()}}
+    try:  # what it says does not go among the rows
+        made = subprocess.run(command, shell=True, env=environment, stdin=subprocess.DEVNULL, stdout=STDERR)
+    except (OSError, ValueError, KeyboardInterrupt) as error:
+        console.print(f"the --notify command did not run: {error or 'interrupted'}", markup=False, highlight=False)
+        return
     if made.returncode:
         console.print(f"the --notify command ended with exit code {made.returncode}", highlight=False)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -139,8 +139,9 @@ class CorrectionOptions:
         opening = None
         if self.guess < 1 and self.fast_steps > 1:
             told = ((donor.prompt, donor.estimates[0]) for donor in chain(donors, openings))
-            opening = Opening.of((prompt, estimate) for prompt, estimate in told if prompt is not None)
-        if opening and opening.share < self.guess:
+            with suppress(RuntimeError, MemoryError):  # then the model is asked
+                opening = Opening.of((prompt, estimate) for prompt, estimate in told if prompt is not None)
+        if opening and not opening.share >= self.guess:
             opening = None
         maps = fit(backbone, look, self.leaps(look.num_inference_steps), (untold(donor, opening) for donor in donors))
         return Corrections(maps, opening) if maps else None

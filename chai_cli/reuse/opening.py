@@ -17,6 +17,7 @@ from torch import Tensor
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)  # against the mean of the kernel's diagonal
 FEW = 12  # prompts with fewer tell nothing of how well the guess goes
+PART = 2**16  # numbers of each estimate that are made wide at a time
 SAME = 1 - 1e-5  # cosine from which two prompts are one
 
 
@@ -102,16 +103,14 @@ class Opening:
         return spread - spread.mean() + 1 / len(self.rows)
 
     def mixed(self, weights: Tensor) -> Tensor:
-        total = torch.zeros(self.estimates.shape[1])
-        for weight, estimate in zip(weights.tolist(), self.estimates, strict=True):
-            total.add_(estimate.float(), alpha=weight)
-        return total.view(self.shape)
+        parts = [weights.float() @ part.float() for part in self.estimates.split(PART, dim=1)]
+        return torch.cat(parts).view(self.shape)
 
 
 def products(rows: Tensor) -> Tensor:
     """All inner products, float64; without a copy of everything in it."""
     found = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for part in rows.split(2**16, dim=1):
+    for part in rows.split(PART, dim=1):
         wide = part.double()
         found += wide @ wide.T
     return found

@@ -13,6 +13,7 @@ from typer.testing import Result
 
 from chai_cli.backbones.base import find_record
 from chai_cli.backbones.wan import WanBackbone
+from chai_cli.errors import ChaiError
 from tests.conftest import rows_of
 
 Gen = Callable[..., Result]
@@ -99,3 +100,17 @@ def test_notify_is_told_how_the_run_went(gen: Gen, tmp_path: Path) -> None:
     assert said.read_text() == f"0 1 0 {tmp_path / 'out'}\n"
     assert result.exit_code == 0
     assert "the --notify command ended with exit code 3" in result.output
+
+
+def test_notify_is_told_of_a_run_that_came_to_nothing(
+    gen: Gen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*given: object) -> None:
+        raise ChaiError("the disk is full")
+
+    monkeypatch.setattr("chai_cli.batch.Report.append", fail)
+    result = gen([RED], "--notify", 'echo "ended with $CHAI_RUN_EXIT"', "--json")
+    assert result.exit_code == 2
+    told = capfd.readouterr()
+    assert "ended with 2" in told.err
+    assert "ended" not in told.out + result.stdout
