@@ -56,6 +56,9 @@ KNOWN = {field.name for field in fields(Event)}
 NEEDED: dict[str, Any] = {"time": 0.0, "kind": "", "model": "", "size": (0, 0, 0), "prompt": ""}
 
 
+FIRST_ESTIMATE = ("estimate0",)  # the latents of an entry that a hit of `correction` leaves behind: no full render
+
+
 def default_cache() -> Path:
     """`CHAI_CACHE`, or a folder in the user's cache directory."""
     from platformdirs import user_cache_dir

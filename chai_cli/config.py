@@ -108,18 +108,19 @@ def from_file(file: Path, known: Mapping[tuple[str, ...], Any]) -> Iterator[Sett
     except tomllib.TOMLDecodeError as error:
         raise ChaiError(f"{file} is no TOML: {error}") from None
     everywhere = {name for command in known.values() for name in options(command)}
+    tables = {key: value for key, value in told.items() if isinstance(value, dict)}
     for key, value in told.items():
-        if isinstance(value, dict):
-            yield from of_table(file, (key,), value, known)
-        elif spelled(key) not in everywhere:
+        if key in tables:
+            continue
+        if spelled(key) not in everywhere:
             raise ChaiError(f"{file}: {no_such(key, everywhere, 'no command has an option')}")
-        elif spelled(key) in ONCE:
+        if spelled(key) in ONCE:
             raise ChaiError(f"{file}: {key} would be for every command; put it under the one that is meant, such as [gen]")
-    for key, value in told.items():
         for path, command in known.items():
-            param = None if isinstance(value, dict) else options(command).get(spelled(key))
-            if param and not any(key_of(own, options(command)) is param for own in table_of(told, path)):
+            if param := options(command).get(spelled(key)):
                 yield setting(file, path, command, param, inverted(param, spelled(key), value))
+    for key, table in tables.items():  # after those at the top: what comes later counts
+        yield from of_table(file, (key,), table, known)
 
 
 def of_table(
@@ -146,18 +147,6 @@ def setting(file: Path, path: tuple[str, ...], command: Any, param: Any, value: 
         raise ChaiError(f"{file}: {longest(param)} runs a command and may not come from a project; put it into {user_file()}")
     made = checked(command, param, value, f"{file}: {longest(param)}")
     return Setting(" ".join(path), longest(param), str(param.name), made, str(file))
-
-
-def table_of(told: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
-    """A command's own table; empty if it has none."""
-    found: Any = told
-    for word in path:
-        found = found.get(word, {}) if isinstance(found, dict) else {}
-    return found if isinstance(found, dict) else {}
-
-
-def key_of(key: str, has: Mapping[str, Any]) -> Any | None:
-    return has.get(spelled(key))
 
 
 def inverted(param: Any, name: str, value: Any) -> Any:

@@ -28,7 +28,7 @@ from chai_cli.bench.fidelity import Critic, Seen
 from chai_cli.bench.peers import MagCache, MagRatios
 from chai_cli.bench.rows import SCHEDULERS, Row
 from chai_cli.bench.workload import Case, Workload
-from chai_cli.cache import Event
+from chai_cli.cache import FIRST_ESTIMATE, Event
 from chai_cli.denoise import Trajectory, denoise, timed
 from chai_cli.donors import CLEAN, ESTIMATE, STEP, CacheOptions, Donors
 from chai_cli.embed import Embedder
@@ -192,7 +192,7 @@ class Bench:
 
     def close_caches(self) -> None:
         for label, donors in self.caches.items():
-            sizes = [entry.bytes for entry in donors.store.entries() if entry.seconds > 0]  # without lone first estimates
+            sizes = [entry.bytes for entry in donors.store.entries() if entry.latents != FIRST_ESTIMATE]
             self.entry_bytes[label] = sum(sizes) / len(sizes) if sizes else 0.0
             donors.close()
         self.caches.clear()

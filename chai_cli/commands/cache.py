@@ -29,7 +29,6 @@ CacheOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
-OPENING = ("estimate0",)  # the latents of an entry that a hit of `correction` leaves behind
 ID = 16  # characters of an entry's id
 
 
@@ -85,7 +84,7 @@ def ls(
     from rich.table import Table
     from rich.text import Text
 
-    from chai_cli.cache import format_bytes
+    from chai_cli.cache import FIRST_ESTIMATE, format_bytes
 
     with opened(cache) as store:
         entries = list(store.entries())
@@ -108,7 +107,7 @@ def ls(
         table.add_column(heading, justify="right", no_wrap=True)
     now = time.time()
     for entry in entries[:limit]:
-        about = "(a first estimate only)" if entry.latents == OPENING else ", ".join(entry.entities)
+        about = "(a first estimate only)" if entry.latents == FIRST_ESTIMATE else ", ".join(entry.entities)
         words = (entry.id[:length], entry.prompt, about, size_of(entry), entry.model)
         figures = (format_bytes(entry.bytes), str(entry.hits), age(now - entry.stored))
         table.add_row(*(Text(cell) for cell in (*words, *figures)))

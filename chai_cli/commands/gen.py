@@ -198,13 +198,14 @@ def gen(
 def run_notify(command: str, batch: Batch, code: int, began: float, console: Console) -> None:
     """Run the user's command; what becomes of it does not change the exit code."""
     from chai_cli import report
+    from chai_cli.batch import STATUSES
 
     told = {
         "OUT": str(batch.options.out),
         "EXIT": str(code),
         "SECONDS": f"{time.monotonic() - began:.0f}",
         "SUMMARY": report.summary(batch.rows, time.monotonic() - began),
-        **{status.upper(): str(sum(row.status == status for row in batch.rows)) for status in ("done", "skipped", "failed")},
+        **{status.upper(): str(sum(row.status == status for row in batch.rows)) for status in STATUSES},
     }
     environment = {**os.environ, **{f"CHAI_RUN_{name}": text for name, text in told.items()}}
     try:  # what it says does not go among the rows

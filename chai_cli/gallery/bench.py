@@ -7,7 +7,6 @@ a known form here and leaves as JSON that the page's script sets as text.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from chai_cli.bench.run import REFERENCE, safe
 from chai_cli.bench.statistics import Frontier, Setting
 from chai_cli.embedded.world import ATTRIBUTES
 from chai_cli.errors import ChaiError
-from chai_cli.gallery.page import HERE, MARK, PAGE, as_dict, digest, listed, number, plain, put, script_json, whole
+from chai_cli.gallery.page import PAGE, as_dict, filled, listed, number, plain, put, whole
 
 NUMBERS = ("calls", "seconds", "speedup", "fidelity", "clip_t", "psnr", "ssim", "worth", "unsafe", "unsafe_bound", "drift")
 READ = tuple(ATTRIBUTES)
@@ -59,16 +58,11 @@ def write_bench(folder: Path, document: Mapping[str, Any]) -> Path:
 
 def bench_page(folder: Path, document: Mapping[str, Any]) -> str:
     """The page as text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
     bench = known(document)
-    videos = clips(folder, bench)
-    css = "\n".join((HERE / name).read_text("utf-8") for name in ("page.css", "bench.css"))
-    js = (HERE / "bench.js").read_text("utf-8")
-    environment = Environment(autoescape=True, loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("bench.html.j2").render(
-        mark=Markup(MARK),
+    return filled(
+        "bench",
+        ("page.css", "bench.css"),
+        {**bench, "videos": clips(folder, bench), "attributes": READ, "reference": REFERENCE, "few": FEW},
         name=plain(folder.resolve().name) or "bench",
         told=told(document),
         bench=bench,
@@ -76,12 +70,6 @@ def bench_page(folder: Path, document: Mapping[str, Any]) -> str:
         full=next((row for row in bench["rows"] if row["label"] == REFERENCE and row["shown"]), None),
         counts={kind: sum(row["kind"] == kind for row in bench["rows"]) for kind in ("reuse", "plain", "peer")},
         few=FEW,
-        written=time.strftime("%Y-%m-%d %H:%M"),
-        style=Markup(css),
-        script=Markup(js),
-        style_hash=digest(css),
-        script_hash=digest(js),
-        data=Markup(script_json({**bench, "videos": videos, "attributes": READ, "reference": REFERENCE, "few": FEW})),
     )
 
 

@@ -15,7 +15,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -427,9 +427,6 @@ def in_order(cards: Iterable[Card]) -> list[Card]:
 
 def page(folder: Path, cards: list[Card]) -> str:
     """The page as text. Adds to each card what lies in the folder: its video, its poster, its donor's video and picture."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
     videos, posters = listed(folder), listed(folder / POSTERS)
     sources: dict[str, Card] = {}
     for one in cards:
@@ -443,20 +440,41 @@ def page(folder: Path, cards: list[Card]) -> str:
         one["source"] = source["key"] if source and source is not one else ""
         picture = f"donor-{one['donor']}.jpg"
         one["picture"] = picture if one["donor"] and picture in posters else ""
-    css, js = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    environment = Environment(autoescape=True, loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("page.html.j2").render(
-        mark=Markup(MARK),
+    return filled(
+        "page",
+        ("page.css",),
+        {"cards": cards},
         name=plain(folder.resolve().name) or "videos",
         totals=totals(cards),
         span=span,
         models=common(cards, "model"),
+    )
+
+
+def filled(template: str, sheets: Sequence[str], data: Mapping[str, Any], **told: Any) -> str:
+    """A page of its template, with its style and script in it and their hashes in its policy.
+
+    Args:
+        template: Its name, which is the script's too.
+        sheets: Style sheets, one after the other.
+        data: For the script.
+        told: For the template.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    css = "\n".join((HERE / sheet).read_text("utf-8") for sheet in sheets)
+    js = (HERE / f"{template}.js").read_text("utf-8")
+    environment = Environment(autoescape=True, loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template(f"{template}.html.j2").render(
+        mark=Markup(MARK),
         written=time.strftime("%Y-%m-%d %H:%M"),
         style=Markup(css),
         script=Markup(js),
         style_hash=digest(css),
         script_hash=digest(js),
-        data=Markup(script_json({"cards": cards})),
+        data=Markup(script_json(data)),
+        **told,
     )
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import re
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,11 +22,9 @@ from chai_cli.bench.workload import world
 from chai_cli.embedded.world import ATTRIBUTES, Scene
 from chai_cli.errors import ChaiError
 from chai_cli.gallery.bench import bench_page, build_bench, known, write_bench
+from tests.gallery.chromium import DESKTOP, PHONE, READY, Open, until
 from tests.gallery.rows import HOSTILE, clip
 
-CHROMIUM = Path("/usr/bin/chromium")
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-READY = "performance.getEntriesByName('ready').length"
 COUNT = 24
 SPECS = {  # seconds, share of clips that are right, share of hits
     "dense": (3.0, 0.9, 0.0),
@@ -42,7 +38,6 @@ SPECS = {  # seconds, share of clips that are right, share of hits
     "dense:scheduler=euler": (3.0, 0.8, 0.0),
 }
 Document = dict[str, Any]
-Open = Callable[..., Any]
 
 
 def reading(scene: Scene, wrong: bool, rng: random.Random) -> dict[str, Any]:
@@ -258,51 +253,6 @@ def many(document: Document, rows: int, count: int) -> Document:
 
 
 # In the browser
-
-
-def until(page: Any, said: str) -> None:
-    """Wait for something to be true. (Playwright's own way evaluates strings in the page, which the page's policy forbids.)"""
-    end = time.monotonic() + 10
-    while not page.evaluate(said):
-        assert time.monotonic() < end, said
-        page.wait_for_timeout(20)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"there is no {CHROMIUM} (apt-get install chromium)")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page_of(browser: Any) -> Iterator[Open]:
-    """Opens the page of a folder. No error, no message, no dialog and no request beyond the folder is let pass."""
-    contexts, trouble = [], []
-
-    def open_page(folder: Path, **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": DESKTOP, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda sent: None if sent.url.startswith(folder.as_uri()) else trouble.append(sent.url))
-        page.goto(folder.as_uri() + "/index.html")
-        until(page, READY)
-        return page
-
-    yield open_page
-    told = [one.evaluate("window.pwned ?? null") for context in contexts for one in context.pages]
-    for context in contexts:
-        context.close()
-    assert trouble == []
-    assert set(told) <= {None}
 
 
 @pytest.fixture(scope="module")

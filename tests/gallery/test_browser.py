@@ -4,66 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chai_cli.gallery import build
+from tests.gallery.chromium import CHROMIUM, DESKTOP, PHONE, READY, Open, until
 from tests.gallery.rows import HOSTILE, clip, failure, hit, row, write_rows
 
-CHROMIUM = Path("/usr/bin/chromium")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} (apt-get install chromium)")
 
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-READY = "performance.getEntriesByName('ready').length"
 FOCUSED = "document.activeElement.querySelector('.number')?.textContent"
-Open = Callable[..., Any]
-
-
-def until(page: Any, said: str) -> None:
-    """Wait for something to be true. (Playwright's own way evaluates strings in the page, which the page's policy forbids.)"""
-    end = time.monotonic() + 10
-    while not page.evaluate(said):
-        assert time.monotonic() < end, said
-        page.wait_for_timeout(20)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page_of(browser: Any) -> Iterator[Open]:
-    """Opens the page of a folder. No error, no message, no dialog and no request beyond the folder is let pass."""
-    contexts, trouble = [], []
-
-    def open_page(folder: Path, fragment: str = "", **options: Any) -> Any:
-        context = browser.new_context(**{"viewport": DESKTOP, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda sent: None if sent.url.startswith(folder.as_uri()) else trouble.append(sent.url))
-        page.goto(folder.as_uri() + "/index.html" + fragment)
-        until(page, READY)
-        return page
-
-    yield open_page
-    told = [one.evaluate("window.pwned ?? null") for context in contexts for one in context.pages]
-    for context in contexts:
-        context.close()
-    assert trouble == []
-    assert set(told) <= {None}
 
 
 @pytest.fixture(scope="module")
