@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from chai_cli.retrieve import Lookup
 
 WAVE = 256  # prompts encoded before the transformer runs: bounds the memory of embeddings
-LOG = "run.log"
+LOG, PREVIEW = "run.log", "preview.gif"
 STATUSES = ("done", "skipped", "failed")
 PACKAGES = ("chai-cli", "torch", "diffusers", "transformers")
 
@@ -177,6 +177,10 @@ class Batch:
         try:
             for torn in self.scratch.glob("*.part*"):
                 torn.unlink()
+            if (self.options.out / PREVIEW).exists():
+                from chai_cli.preview import clear
+
+                clear(self.options.out / PREVIEW)
             report = Report(self.options.out / "report.jsonl")
             todo, finished = self.split(requests, report)
             self.rows += [self.row(job, "skipped", why="already rendered") for job in finished]
@@ -213,7 +217,7 @@ class Batch:
 
         from chai_cli.preview import Preview
 
-        return Preview(self.options.out / "preview.gif", renderer.backbone.fingerprint, user_cache_path("chai") / "previews")
+        return Preview(self.options.out / PREVIEW, renderer.backbone.fingerprint, user_cache_path("chai") / "previews")
 
     def log(self, text: str) -> None:
         """Add to the run's log, `.chai/run.log`; a log that cannot be written is no failure."""

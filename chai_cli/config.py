@@ -17,6 +17,7 @@ from chai_cli.errors import ChaiError
 PROJECT = "chai.toml"
 PREFIX = "CHAI_"
 NEVER = {"help", "version", "install-completion", "show-completion"}
+PATHS = {"out", "cache", "thumbnail"}  # what else may be a path is one where it begins with ./ or ../
 OWN = {"notify"}  # runs a command: not from a file that may have come with somebody else's project
 ONCE = {"overwrite", "yes", "repair", "budget"}  # removes things: for the command that it is given to, and no other
 
@@ -126,27 +127,47 @@ def from_file(file: Path, known: Mapping[tuple[str, ...], Any]) -> Iterator[Sett
 def of_table(
     file: Path, path: tuple[str, ...], table: Mapping[str, Any], known: Mapping[tuple[str, ...], Any]
 ) -> Iterator[Setting]:
-    command = known.get(path)
-    if command is None and not any(words[: len(path)] == path for words in known):
+    """Settings of a table for one command, or for all that begin with its words; those of inner tables come later and count."""
+    within = {words: command for words, command in known.items() if words[: len(path)] == path}
+    if not within:
         raise ChaiError(f"{file}: {no_such('.'.join(path), {'.'.join(words) for words in known}, 'there is no command')}")
+    has = {name for command in within.values() for name in options(command)}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            continue
+        name = spelled(key)
+        if name not in has:
+            what = f"{' '.join(path)} has no option"
+            raise ChaiError(f"{file}: {no_such(key, has, what)}")
+        if len(within) > 1 and name in ONCE:
+            raise ChaiError(f"{file}: {key} would be for every {' '.join(path)} command; put it under the one that is meant")
+        for words, command in within.items():
+            if param := options(command).get(name):
+                yield setting(file, words, command, param, inverted(param, name, value))
     for key, value in table.items():
         if isinstance(value, dict):
             yield from of_table(file, (*path, key), value, known)
-            continue
-        has = options(command) if command else {}
-        if spelled(key) not in has:
-            what = f"{' '.join(path)} has no option"
-            raise ChaiError(f"{file}: {no_such(key, set(has), what)}")
-        assert command is not None
-        param = has[spelled(key)]
-        yield setting(file, path, command, param, inverted(param, spelled(key), value))
 
 
 def setting(file: Path, path: tuple[str, ...], command: Any, param: Any, value: Any) -> Setting:
     if longest(param) in OWN and file.name == PROJECT:
         raise ChaiError(f"{file}: {longest(param)} runs a command and may not come from a project; put it into {user_file()}")
+    if file.name == PROJECT:
+        value = placed(param, value, file.parent)
     made = checked(command, param, value, f"{file}: {longest(param)}")
     return Setting(" ".join(path), longest(param), str(param.name), made, str(file))
+
+
+def placed(param: Any, value: Any, folder: Path) -> Any:
+    """Paths of a project count from its folder, wherever below it the command runs; so does what begins with `./` or `../`."""
+    if isinstance(value, list):
+        return [placed(param, one, folder) for one in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if value.startswith("~"):
+        return os.path.expanduser(value)
+    is_path = longest(param) in PATHS or value.startswith(("./", "../"))
+    return os.path.normpath(folder / value) if is_path else value
 
 
 def inverted(param: Any, name: str, value: Any) -> Any:
@@ -182,7 +203,8 @@ def checked(command: Any, param: Any, value: Any, where: str) -> Any:
     try:
         param.process_value(typer.Context(command), given)
     except typer.BadParameter as error:
-        raise ChaiError(f"{where}: {error.message.rstrip('.')}") from None
+        said = error.message.removeprefix("Value error, ").rstrip(".")
+        raise ChaiError(f"{where} is {' '.join(given) if several else given!r}: {said}") from None
     return given
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import adaptive_avg_pool3d
 TIMES = 6  # a clip is shown so many times while it is made, about
 CLIPS = 4  # that a map is fitted on
 SIDE = 192  # pixels of the shorter side
+COMMENT = b"chai preview"  # tells a picture of ours, which may go, from one of somebody else
 
 
 class Preview:
@@ -75,7 +76,9 @@ class Preview:
         size = (frames.shape[2] * times, frames.shape[1] * times)
         pictures = [Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC) for frame in frames]
         beside = self.path.with_suffix(".part")
-        pictures[0].save(beside, "GIF", save_all=True, append_images=pictures[1:], duration=round(4000 / fps), loop=0)
+        pictures[0].save(
+            beside, "GIF", save_all=True, append_images=pictures[1:], duration=round(4000 / fps), loop=0, comment=COMMENT
+        )
         beside.replace(self.path)
 
     def close(self) -> None:
@@ -83,6 +86,17 @@ class Preview:
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
             self.path.with_suffix(".part").unlink(missing_ok=True)
+
+
+def clear(path: Path) -> None:
+    """Take away what a run that was killed left."""
+    from PIL import Image
+
+    with suppress(OSError):
+        with Image.open(path) as left:
+            ours = left.info.get("comment") == COMMENT
+        if ours:
+            path.unlink()
 
 
 def picture(latents: Tensor, map: np.ndarray) -> np.ndarray:

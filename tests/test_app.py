@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import Result
@@ -80,3 +82,23 @@ def test_a_torchvision_that_does_not_fit_is_one_sentence(
     monkeypatch.setattr(app, "collect", lambda command: fail("something else"))
     with pytest.raises(ImportError):
         app.main()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("gen x --model wan", {"wan2.1-t2v-1.3b", "wan2.1-t2v-14b"}),
+        ("cache warm x --model ./som", {"./some/"}),
+        ("gen x --method ni", {"nirvana", "nirvana+chai"}),
+        ("gen x --cache-policy lf", {"lfu"}),
+        ("cache ev", {"evict"}),
+    ],
+)
+def test_the_shell_completes(typed: str, offered: set[str], tmp_path: Path) -> None:
+    """As bash asks for it, see `chai --show-completion bash`."""
+    (tmp_path / "some").mkdir()
+    words = f"chai {typed}"
+    asked = {"_CHAI_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-c", "import sys; sys.argv = ['chai']; from chai_cli.app import main; main()"]
+    made = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **asked}, cwd=tmp_path)
+    assert set(made.stdout.split()) == offered, made.stderr

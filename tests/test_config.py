@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
 
 from chai_cli.app import app
-from chai_cli.config import Setting, collect, default_map
+from chai_cli.config import PATHS, Setting, collect, commands, default_map, longest, options
 from chai_cli.errors import ChaiError
 
 COMMAND = typer.main.get_command(app)
@@ -55,6 +57,43 @@ def test_a_table_is_for_one_command_and_counts_more_than_the_top(write: Callable
     assert "limit" not in gen
 
 
+def test_a_table_of_a_group_is_for_all_its_commands(write: Callable[..., None]) -> None:
+    write("[cache]\ntenant = 'anna'\nlimit = 5\n[cache.warm]\nlimit = 2\n")
+    assert of("cache warm")["tenant"].value == "anna"
+    assert (of("cache warm")["limit"].value, of("cache ls")["limit"].value) == ("2", "5")
+    assert "tenant" not in of("gen")
+
+
+def test_paths_of_a_project_count_from_its_folder(
+    write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHAI_CACHE")
+    write(
+        "cache = 'kept'\nmodel = './tiny'\n[gen]\nout = '../videos'\nlora = ['./style', 'org/style']\n",
+        "[bench]\nout = 'here'\n",
+    )
+    gen, project = of("gen"), tmp_path / "project"
+    assert [gen[name].value for name in ("cache", "model", "out")] == [
+        str(project / "kept"),
+        str(project / "tiny"),
+        str(tmp_path / "videos"),
+    ]
+    assert gen["lora"].value == [str(project / "style"), "org/style"]
+    assert of("bench")["out"].value == "here"  # the user's own file is in no folder of work
+    write("cache = '~/kept'\nmodel = 'embedded'\n")
+    assert (of("gen")["cache"].value, of("gen")["model"].value) == (str(Path.home() / "kept"), "embedded")
+
+
+def test_every_option_that_is_a_path_is_known_as_one() -> None:
+    found = set()
+    for _, command in commands(COMMAND):
+        hints = get_type_hints(inspect.unwrap(command.callback))
+        found |= {
+            longest(param) for param in options(command).values() if Path in (hints[param.name], *get_args(hints[param.name]))
+        }
+    assert found == PATHS
+
+
 def test_the_environment_counts_more_than_the_project_and_that_more_than_the_user(
     write: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,12 +117,14 @@ def test_every_name_of_an_option_works(write: Callable[..., None], monkeypatch: 
         ("stepps = 3", "no command has an option 'stepps'; did you mean 'steps'?"),
         ("[gem]\nsteps = 3", "there is no command 'gem'; did you mean 'gen'?"),
         ("[stats]\nsteps = 3", "stats has no option 'steps'"),
-        ("steps = 'many'", "num-inference-steps: "),
-        ("scheduler = 'magic'", "scheduler: "),
+        ("steps = 'many'", "num-inference-steps is 'many': "),
+        ("scheduler = 'magic'", "scheduler is 'magic': "),
         ("steps = [1, 2]", "num-inference-steps is one value, not [1, 2]"),
         ("steps = = 3", "is no TOML"),
-        ("limit = 0", "limit: "),
+        ("limit = 0", "limit is '0': "),
         ("[gen]\nnotify = 'rm -r x'", "notify runs a command and may not come from a project"),
+        ("[cache]\nlimits = 3", "cache has no option 'limits'; did you mean 'limit'?"),
+        ("[cache]\nyes = true", "yes would be for every cache command; put it under the one that is meant"),
         ("overwrite = true", "overwrite would be for every command; put it under the one that is meant"),
         ("[gen]\nno-galery = true", "did you mean 'no-gallery'?"),
     ],
@@ -120,7 +161,7 @@ def test_a_broken_file_does_not_stop_what_helps_to_find_it(write: Callable[..., 
 def test_a_variable_that_cannot_be_is_told(write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     write()
     monkeypatch.setenv("CHAI_FPS", "fast")
-    with pytest.raises(ChaiError, match="CHAI_FPS: "):
+    with pytest.raises(ChaiError, match="CHAI_FPS is 'fast': "):
         collect(COMMAND)
 
 

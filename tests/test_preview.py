@@ -14,7 +14,7 @@ from typer.testing import Result
 
 from chai_cli.backbones.base import Backbone, resolve
 from chai_cli.denoise import denoise
-from chai_cli.preview import CLIPS, Preview, picture
+from chai_cli.preview import CLIPS, Preview, clear, picture
 from chai_cli.prompts import Settings
 from chai_cli.reuse.dense import Dense
 
@@ -109,3 +109,18 @@ def test_a_run_shows_it_and_takes_it_away(
     assert result.exit_code == 0, result.output
     assert written == [out / "preview.gif"] * 3  # the first clip taught it
     assert not (out / "preview.gif").exists()
+
+
+def test_what_a_killed_run_left_goes_and_a_picture_of_somebody_else_stays(tmp_path: Path) -> None:
+    left = tmp_path / "preview.gif"
+    clear(left)
+    preview = Preview(left, "m", tmp_path)
+    preview.write(np.zeros((3, 48, 64, 3), np.uint8), 8)
+    clear(left)
+    assert not left.exists()
+    Image.new("RGB", (8, 8)).save(left)
+    clear(left)
+    assert left.exists()
+    left.write_bytes(b"GIF89a")
+    clear(left)
+    assert left.exists()

@@ -62,7 +62,7 @@ def gen(
     scale: o.ScaleOption = None,
     method: Annotated[
         str,
-        typer.Option(help=o.METHOD_HELP, rich_help_panel=o.CACHE),
+        typer.Option(help=o.METHOD_HELP, rich_help_panel=o.CACHE, autocompletion=o.methods_like),
     ] = o.METHOD,
     cache: o.CacheOption = None,
     cache_budget: o.BudgetOption = "1GB",

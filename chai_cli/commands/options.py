@@ -60,11 +60,33 @@ class CacheSides(enum.StrEnum):
     both = "both"
 
 
+def models_like(incomplete: str) -> list[str]:
+    """Names and folders, for the shell."""
+    import glob
+
+    from chai_cli.backbones.base import RECORDS
+
+    folders = (folder for folder in glob.glob(f"{glob.escape(incomplete)}*/") if incomplete)
+    return [*(name for name in RECORDS if name.startswith(incomplete)), *folders]
+
+
+def methods_like(incomplete: str) -> list[str]:
+    """For the shell."""
+    from chai_cli.reuse import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
 PromptsArgument = Annotated[str, typer.Argument(help="Prompt file: .txt (one a line), .jsonl, .csv, or - for standard input.")]
 ModelOption = Annotated[
     str,
     typer.Option(
-        "--model", "-m", envvar="CHAI_MODEL", help="A name from `chai models`, a folder, or a hub id.", rich_help_panel=MODEL
+        "--model",
+        "-m",
+        envvar="CHAI_MODEL",
+        help="A name from `chai models`, a folder, or a hub id.",
+        rich_help_panel=MODEL,
+        autocompletion=models_like,
     ),
 ]
 DeviceOption = Annotated[
@@ -283,6 +305,7 @@ def method_of(
     """The method of a command line; None for one that reuses nothing."""
     from chai_cli.reuse import reuse_of
 
+    named = {"steps": "--cache-steps", "blocks": "--cache-blocks", "mode": "--cache-mode", "sides": "--cache-sides"}
     measured = record.fast_steps if method.partition(":")[0] == METHOD else None
     given = {
         "fast_steps": measured if fast_steps is None else fast_steps,
@@ -292,7 +315,7 @@ def method_of(
         "mode": mode and mode.value,
         "sides": sides and sides.value,
     }
-    return reuse_of(method, given)
+    return reuse_of(method, given, named)
 
 
 def cache_options(

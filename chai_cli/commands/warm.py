@@ -51,7 +51,10 @@ def warm(
     min_similarity: o.SimilarityOption = None,
     min_coverage: o.CoverageOption = 0.0,
     embedder: o.EmbedderOption = None,
-    method: Annotated[str, typer.Option(help="What the donors are for, as in `chai gen`.", rich_help_panel=o.CACHE)] = o.METHOD,
+    method: Annotated[
+        str,
+        typer.Option(help="What the donors are for, as in `chai gen`.", rich_help_panel=o.CACHE, autocompletion=o.methods_like),
+    ] = o.METHOD,
     fast_steps: o.FastStepsOption = None,
     match: o.MatchOption = None,
     cache_steps: o.CacheStepsOption = None,

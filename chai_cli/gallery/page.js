@@ -8,7 +8,7 @@
   const STEPS = {attended: "read the donor", corrected: "corrected", plain: "plain", skipped: "left out"};
 
   const at = (id) => document.getElementById(id);
-  const cards = JSON.parse(at("data").textContent).cards;
+  const {cards, again} = JSON.parse(at("data").textContent);
   const byKey = new Map(cards.map((card) => [card.key, card]));
   const grid = at("grid"), detail = at("detail"), sheet = at("sheet"), end = at("end"), form = at("card").content;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -434,8 +434,10 @@
     stop();
     open = card;
     fill(card);
-    if (!detail.open) detail.showModal();
-    else if (!detail.contains(document.activeElement)) at("detail-title").focus();
+    if (!detail.open) {
+      detail.showModal();
+      at("close").focus();
+    } else if (!detail.contains(document.activeElement)) at("detail-title").focus();
   }
 
   function followHash() {
@@ -525,6 +527,50 @@
     return Number(([1, 2, 4, 5, 10].find((one) => one * power >= value) * power).toPrecision(3));
   }
 
+  // While videos are being made: read the page anew now and then, when nobody is in the middle of something
+
+  const PLACE = `chai ${location.pathname}`;
+  let touched = 0;
+
+  function follow() {
+    const calm = () => !document.hidden && !detail.open && !document.querySelector(".card:hover");
+    for (const input of ["pointermove", "pointerdown", "keydown", "wheel"]) {
+      addEventListener(input, () => (touched = performance.now()), {passive: true});
+    }
+    setInterval(() => {
+      if (at("follow").checked && calm() && performance.now() - touched > 1000 * again) location.reload();
+    }, Math.min(1000, 500 * again));
+    addEventListener("pagehide", leave);
+  }
+
+  function leave() {
+    const [search, filter, sort] = [at("search").value, at("tools").elements.filter.value, at("sort").value];
+    const focus = document.activeElement.matches(".card") ? current : document.activeElement.id;
+    const kept = {search, filter, sort, focus, made, follow: at("follow").checked, y: scrollY};
+    try {
+      sessionStorage.setItem(PLACE, JSON.stringify(kept));
+    } catch {} // without a memory it begins at the top
+  }
+
+  function comeBack() {
+    let kept = null;
+    try {
+      kept = JSON.parse(sessionStorage.getItem(PLACE));
+      sessionStorage.removeItem(PLACE);
+    } catch {}
+    if (!kept || performance.getEntriesByType("navigation")[0]?.type !== "reload") return;
+    history.scrollRestoration = "manual";
+    if (again) at("follow").checked = kept.follow;
+    at("search").value = kept.search;
+    at("tools").elements.filter.value = kept.filter;
+    at("sort").value = kept.sort;
+    select();
+    more(kept.made);
+    scrollTo(0, kept.y);
+    if (typeof kept.focus === "number") go(kept.focus);
+    else if (kept.focus) at(kept.focus)?.focus({preventScroll: true});
+  }
+
   // Begin
 
   const ratios = cards.map((card) => card.ratio).filter(Boolean).sort((a, b) => a - b);
@@ -544,6 +590,8 @@
     at("search").focus();
   });
   select();
+  comeBack();
+  if (again) follow();
   settled(() => made && document.documentElement.style.setProperty("--tall", `${anchorAt(0).offsetHeight}px`)); // of cards not yet drawn
   chart();
   followHash();

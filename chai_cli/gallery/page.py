@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 PAGE, POSTERS, SCRATCH = "index.html", "posters", ".chai"
 PAUSE = 1.0  # seconds between two writes, at least
 SHARE = 0.05  # of the time that writing may take
+AGAIN = 15.0  # seconds after which an open page looks for new videos, while they are being made
 POSTER_WIDTH = 480  # pixels, at most
 PARTS = ("text", "retrieval", "denoise", "decode", "write", "store")  # of a row's seconds, in the order in which they happen
 MOST_STEPS = 500  # that a bar shows
@@ -99,12 +100,13 @@ class Gallery:
             with self.lock:
                 self.stale = False
                 fresh, self.fresh = self.fresh, []
+                going_on = not self.closed
                 cards = [dict(one) for one in self.cards.values()]
             for file in fresh:
                 make_poster(self.folder, file)
             began = time.monotonic()
             try:
-                write(self.folder, cards)
+                write(self.folder, cards, going_on)
                 self.trouble = ""
             except OSError as error:
                 self.trouble = f"cannot write {self.folder / PAGE}: {error.strerror or error}"
@@ -388,9 +390,9 @@ def totals(cards: Iterable[Card]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, cards: Iterable[Card]) -> Path:
-    """Write the page of some cards, see `put`."""
-    return put(folder, page(folder, in_order(cards)))
+def write(folder: Path, cards: Iterable[Card], going_on: bool = False) -> Path:
+    """Write the page of some cards, see `put`; one of a run that goes on looks for news by itself."""
+    return put(folder, page(folder, in_order(cards), AGAIN if going_on else None))
 
 
 def put(folder: Path, text: str) -> Path:
@@ -425,8 +427,12 @@ def in_order(cards: Iterable[Card]) -> list[Card]:
     return sorted(shown, key=lambda one: (one["index"] is None, one["index"] or 0, one["key"]))
 
 
-def page(folder: Path, cards: list[Card]) -> str:
-    """The page as text. Adds to each card what lies in the folder: its video, its poster, its donor's video and picture."""
+def page(folder: Path, cards: list[Card], again: float | None = None) -> str:
+    """The page as text. Adds to each card what lies in the folder: its video, its poster, its donor's video and picture.
+
+    Args:
+        again: Seconds after which the open page is read anew, if it is of a run that goes on.
+    """
     videos, posters = listed(folder), listed(folder / POSTERS)
     sources: dict[str, Card] = {}
     for one in cards:
@@ -443,7 +449,8 @@ def page(folder: Path, cards: list[Card]) -> str:
     return filled(
         "page",
         ("page.css",),
-        {"cards": cards},
+        {"cards": cards, "again": again},
+        again=again,
         name=plain(folder.resolve().name) or "videos",
         totals=totals(cards),
         span=span,

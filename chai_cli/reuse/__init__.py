@@ -22,35 +22,44 @@ METHODS = {
 }
 
 
-def reuse_of(spec: str, given: Mapping[str, Any] | None = None) -> Reuse | None:
+def names() -> list[str]:
+    """All that a method may be called."""
+    return [*METHODS, f"nirvana+{SECOND}", DENSE]
+
+
+def reuse_of(spec: str, given: Mapping[str, Any] | None = None, called: Mapping[str, str] | None = None) -> Reuse | None:
     """A method with its options; None for `dense`.
 
     Args:
         spec: A name, `chai`, or with options behind a colon, `chai:match=sigma,steps=1/2/3`; `nirvana+chai` starts as the first
             says and attends as the second does. An option goes to those that have it.
         given: More options, by name; None stands for one that was not given.
+        called: What the user calls some of these, where it is not `--` and their name.
 
     Raises:
         ChaiError: no such method or option, or a value that it cannot have.
     """
     named, _, told = spec.partition(":")
-    names = named.split("+")
-    for name in names:
+    parts = named.split("+")
+    for name in parts:
         if name not in METHODS and named != DENSE:
-            raise ChaiError(f"no method named {name!r}; there is {', '.join([*METHODS, f'nirvana+{SECOND}', DENSE])}")
+            raise ChaiError(f"no method named {name!r}; there is {', '.join(names())}")
     written = [part.partition("=") for part in told.split(",") if part]
     options = {key.strip().replace("-", "_"): value.strip() for key, _, value in written}
+    typed = set(options)
     options |= {key: value for key, value in (given or {}).items() if value is not None and key not in options}
-    kinds = [] if named == DENSE else [options_class(name) for name in names]
+    kinds = [] if named == DENSE else [options_class(name) for name in parts]
     taken = {field.name for kind in kinds for field in fields(kind)}
     for key in options:
         if key not in taken:
             has = f"; it has {', '.join(sorted(taken)).replace('_', '-')}" if taken else ""
-            other = [name for name in METHODS if name not in names and key in named_fields(options_class(name))]
+            other = [name for name in METHODS if name not in parts and key in named_fields(options_class(name))]
             where = f"; --method {' or '.join(other)} has one" if other else ""
-            raise ChaiError(f"{named} has no option {key.replace('_', '-')!r}{where}{has}")
+            flag = (called or {}).get(key, f"--{key.replace('_', '-')}")
+            what = repr(key.replace("_", "-")) if key in typed else flag
+            raise ChaiError(f"{named} has no option {what}{where}{has}")
     made = [kind(**{key: converted(kind, key, options[key]) for key in named_fields(kind) & options.keys()}) for kind in kinds]
-    if len(made) > 1 and (len(made) > 2 or names[0] == SECOND or names[1] != SECOND):
+    if len(made) > 1 and (len(made) > 2 or parts[0] == SECOND or parts[1] != SECOND):
         raise ChaiError(f"{named} is no method: two go together as one that says where to start and {SECOND}, nirvana+{SECOND}")
     if len(made) == 2:
         from chai_cli.reuse.joint import JointOptions

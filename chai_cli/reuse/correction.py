@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -136,6 +136,10 @@ class CorrectionOptions:
     def learn(
         self, backbone: Backbone, look: Look, donors: Iterable[Donor], openings: Iterable[Donor] = ()
     ) -> Corrections | None:
+        with on_one_thread():
+            return self.learned(backbone, look, donors, openings)
+
+    def learned(self, backbone: Backbone, look: Look, donors: Iterable[Donor], openings: Iterable[Donor]) -> Corrections | None:
         opening = None
         if self.guess < 1 and self.fast_steps > 1:
             told = ((donor.prompt, donor.estimates[0]) for donor in chain(donors, openings))
@@ -225,6 +229,17 @@ def features(estimate: Tensor, latents: Tensor, earlier: Tensor | None) -> Tenso
 def around(latents: Tensor, cells: int) -> Tensor:
     """The mean over the surroundings within a frame."""
     return avg_pool3d(latents.float(), (1, cells, cells), 1, (0, cells // 2, cells // 2), count_include_pad=False)
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Many small sums: threads would mostly wait for each other, on a busy machine for seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from chai_cli.gallery import build
+from chai_cli.gallery import Gallery, build
+from chai_cli.gallery import page as pages
 from tests.gallery.chromium import CHROMIUM, DESKTOP, PHONE, READY, Open, until
 from tests.gallery.rows import HOSTILE, clip, failure, hit, row, write_rows
 
@@ -346,6 +347,64 @@ def test_nobody_is_shut_out_and_it_can_be_looked_at(
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         page.screenshot(path=tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+def test_an_open_page_follows_the_run_and_keeps_its_place(
+    page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "AGAIN", 2.0)
+    folder = tmp_path / "night"
+    folder.mkdir()
+    gallery = Gallery(folder, pause=0.05)
+    for i in range(1, 81):
+        gallery.add(row(i, f"a red ball, take {i}"))
+    gallery.refresh()
+    page = page_of(folder)
+    page.get_by_label("Search prompts").fill("red")
+    page.get_by_label("Sort").select_option("time")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # sorted by then
+    page.evaluate("document.querySelector('.card').focus()")
+    page.keyboard.press("End")
+    place = page.evaluate("scrollY")
+    assert place > 0
+    gallery.add(row(81, "a red star"))
+    sync_api.expect(page.locator("#count")).to_have_text("81 shown", timeout=30_000)
+    assert page.evaluate(FOCUSED) == "80"
+    assert page.evaluate("scrollY") == pytest.approx(place, abs=500)
+    assert page.get_by_label("Search prompts").input_value() == "red"
+    assert page.get_by_label("Sort").input_value() == "time"
+    page.get_by_label("still rendering").uncheck()
+    gallery.add(row(82, "a red heart"))
+    gallery.refresh()
+    page.wait_for_timeout(3000)
+    assert page.locator("#count").text_content() == "81 shown"
+    again(page)
+    assert page.locator("#count").text_content() == "82 shown"
+    assert not page.get_by_label("still rendering").is_checked()
+    page.get_by_label("still rendering").check()
+    gallery.close()
+    sync_api.expect(page.get_by_label("still rendering")).to_have_count(0, timeout=30_000)
+    assert page.locator("#count").text_content() == "82 shown"
+
+
+def test_nothing_is_read_anew_while_a_video_is_looked_at(
+    page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "AGAIN", 0.4)
+    folder = tmp_path / "night"
+    folder.mkdir()
+    gallery = Gallery(folder, pause=0.05)
+    gallery.add(row(1))
+    gallery.refresh()
+    page = page_of(folder, "#v=0001-a-video.mp4")
+    gallery.add(row(2))
+    gallery.refresh()
+    page.wait_for_timeout(1200)
+    sync_api.expect(page.locator("#detail-title")).to_have_text("Video 1")
+    assert page.locator("#count").text_content() == "1 shown"
+    page.keyboard.press("Escape")
+    sync_api.expect(page.locator("#count")).to_have_text("2 shown", timeout=30_000)
+    gallery.close()
 
 
 def test_without_anything_to_show_it_says_so(page_of: Open, tmp_path: Path) -> None:
