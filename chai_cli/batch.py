@@ -249,12 +249,13 @@ class Batch:
             raise ChaiError(next(iter(found.values())))
 
     def misfits(self, todo: list[Job]) -> dict[str, str]:
-        """Of requests with sizes of their own, those that the model cannot make, by file, and why."""
+        """Requests that the model cannot make, by file, and why: sizes of their own, a score that it does not know."""
         record = self.options.record
+        scored = {job.file: unscored(record, job.look) for job in todo}
         own = (record.height, record.width, record.num_frames)
         unusual = [job for job in todo if (job.look.height, job.look.width, job.look.num_frames) != own]
         files = read_files(record, self.options.placement) if unusual else None
-        found = {}
+        found = {file: why for file, why in scored.items() if why}
         for job in unusual if files else ():
             try:
                 files.latent_shape(job.look)  # type: ignore[union-attr]
@@ -314,6 +315,8 @@ class Batch:
         for job in jobs:
             key = (job.request.prompt, job.look.negative_prompt, job.look.guidance_scale > 1, job.look.aesthetic_score)
             try:
+                if why := unscored(self.options.record, job.look):
+                    raise ChaiError(why)
                 if key not in texts:
                     texts[key] = renderer.encode(job.request.prompt, job.look)
                     ready.append((job, texts[key]))
@@ -366,6 +369,12 @@ class Batch:
             raise ChaiError(f"cannot write {report.path}: {error.strerror or error}; free some space and run again") from None
         self.show([row], renderer)
         self.progress.end(row)
+
+
+def unscored(record: ModelRecord, look: Look) -> str:
+    """Why a request's aesthetic score says nothing to the model; empty if it does, or there is none."""
+    wrong = look.aesthetic_score is not None and record.aesthetic_score is None
+    return f"{record.name} has no aesthetic score; leave out aesthetic_score" if wrong else ""
 
 
 def told(made: Rendered) -> dict[str, Any]:

@@ -134,12 +134,12 @@ def table(rows: Iterable[Row], shown: int = 40) -> Table:
     made = Table(title=None, show_lines=False, expand=False)
     made.add_column("#", justify="right")
     made.add_column("prompt", overflow="ellipsis", no_wrap=True, max_width=44)
-    for heading in ("size", "steps", "calls", "denoise", "decode", "total s", "saved s"):
+    for heading in ("size", "steps", "calls", "retrieve", "denoise", "decode", "total s", "saved s"):
         made.add_column(heading, justify="right", no_wrap=True)
     made.add_column("outcome", overflow="fold")
     for row in told[-shown:]:
         size = f"{row.width}x{row.height}x{row.num_frames}" if row.width else ""
-        times = [f"{row.seconds[key]:.2f}" if key in row.seconds else "" for key in ("denoise", "decode", "total")]
+        times = [f"{row.seconds[key]:.2f}" if key in row.seconds else "" for key in ("retrieval", "denoise", "decode", "total")]
         saved = f"{row.seconds_saved:.2f}" if row.reuse == "hit" else ""
         cells = [str(row.index), clip_text(row.prompt), size, str(row.steps or ""), str(row.model_calls or "")]
         cells += [*times, saved, outcome(row)]

@@ -74,6 +74,7 @@ def test_second_run_skips_everything_without_loading_the_model(
 def test_a_changed_request_renders_again(gen: Gen, tmp_path: Path, change: tuple[str, ...]) -> None:
     gen(["a"])
     before = (tmp_path / "out" / "0001-a.mp4").read_bytes()
+    assert "render 0001-a.mp4: replaces the video that is there" in gen(["a"], *change, "--dry-run").output
     result = gen(["a"], *change)
     assert "1 rendered" in result.output
     assert (tmp_path / "out" / "0001-a.mp4").read_bytes() != before
@@ -171,6 +172,16 @@ def test_bad_lines_are_rows_and_the_rest_render(gen: Gen, tmp_path: Path) -> Non
     why = {row["index"]: row["why"] for row in rows_of(tmp_path / "out") if row["status"] == "failed"}
     assert why[2].startswith("line 2: not JSON")
     assert why[3] == "height and width must be multiples of 16, not 60 and 64"
+
+
+def test_a_score_that_the_model_does_not_know_is_a_failed_row(gen: Gen, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a red ball", "aesthetic_score": 6}\n{"prompt": "a blue star"}\n')
+    foreseen = gen(file, "--dry-run")
+    assert foreseen.exit_code == 1
+    assert "has no aesthetic score; leave out aesthetic_score" in foreseen.output.replace("\n", " ")
+    assert gen(file).exit_code == 1
+    assert [row["status"] for row in sorted(rows_of(tmp_path / "out"), key=lambda row: row["index"])] == ["failed", "done"]
 
 
 def test_one_failure_is_one_row_and_memory_errors_say_what_to_change(

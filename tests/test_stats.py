@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from chai_cli.cache import Event
 from chai_cli.commands.stats import summary
@@ -98,6 +99,18 @@ def test_stats_says_it_in_tables(run: Run, tmp_path: Path) -> None:
     said = run("stats").stdout
     for words in ("1 entries", "3 look-ups, 2 hits (67 %), 4.0 s saved by them", "prompt of d1", "3.00 s", "wan", "all"):
         assert words in said
+
+
+def test_stats_tells_first_estimates_and_hits_without_a_donor(run: Run, tmp_path: Path) -> None:
+    fill(tmp_path / "cache", [event(donor="")])
+    store = LatentStore(tmp_path / "cache")
+    store.put(Entry("a blue star", (), "n", "tiny", 0, {}, (64, 64, 17), 0.0), {"estimate0": torch.zeros(1, 4, 1, 1, 1)}, [])
+    store.close()
+    said = run("stats").stdout
+    assert "2 entries" in said
+    assert "1 of them are first estimates, which hits leave for later ones; the others full renders" in said
+    assert "hits that learned from all renders have no donor of their own" in said
+    assert json.loads(run("stats", "--json").stdout)["first_estimates"] == 1
 
 
 def test_stats_says_it_in_json(run: Run, tmp_path: Path) -> None:

@@ -153,6 +153,8 @@ def gen(
             hits += hit
             what = "fail" if job.file in misfits else "hit" if hit else "render"
             why = misfits.get(job.file) or (lookup.why if lookup else "")
+            if (out / job.file).exists() and job.file not in misfits:
+                why = f"{why}; replaces the video that is there".removeprefix("; ")
             if json:
                 sys.stdout.write(
                     json_module.dumps({"file": job.file, "prompt": job.request.prompt, "outcome": what, "why": why}) + "\n"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chai_cli.cache import Event, folder, format_bytes
+from chai_cli.cache import FIRST_ESTIMATE, Event, folder, format_bytes
 from chai_cli.commands.cache import CacheOption, console, opened
 from chai_cli.report import percentile
 
@@ -25,7 +25,8 @@ def stats(
 ) -> None:
     """Say what the cache holds, how often it helped, and what that saved."""
     with opened(cache) as store:
-        held = {"entries": len(store), "used_bytes": store.used(), "file_bytes": store.file_bytes()}
+        lone = sum(entry.latents == FIRST_ESTIMATE for entry in store.entries())
+        held = {"entries": len(store), "first_estimates": lone, "used_bytes": store.used(), "file_bytes": store.file_bytes()}
         events = [Event.read(row) for row in store.events()]
     found = {"cache": str(folder(cache)), **held, **summary(events)}
     if json:
@@ -106,6 +107,8 @@ def print_tables(found: dict[str, Any]) -> None:
 
     used, size = format_bytes(found["used_bytes"]), format_bytes(found["file_bytes"])
     say(f"{found['cache']}: {found['entries']} entries, {used} used of a file of {size}")
+    if found["first_estimates"]:
+        say(f"{found['first_estimates']} of them are first estimates, which hits leave for later ones; the others full renders")
     if not found["lookups"]:
         say("no look-ups yet")
         return
@@ -122,6 +125,8 @@ def print_tables(found: dict[str, Any]) -> None:
     if found["donors"]:
         rows = [[row["prompt"], str(row["hits"]), f"{row['seconds_saved']:.1f} s"] for row in found["donors"]]
         show("donors", ["prompt", "hits", "saved"], rows)
+    elif found["hits"]:
+        say("hits that learned from all renders have no donor of their own")
 
 
 def share(row: dict[str, Any]) -> str:
