@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, read_files, resolve
+from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, read_files, resolve, unscored
 from chai_cli.errors import ChaiError, first_line
 from chai_cli.gallery import POSTERS, Gallery
 from chai_cli.progress import Progress
@@ -177,7 +177,7 @@ class Batch:
         try:
             for torn in self.scratch.glob("*.part*"):
                 torn.unlink()
-            if (self.options.out / PREVIEW).exists():
+            if any(self.options.out.glob("preview.*")):
                 from chai_cli.preview import clear
 
                 clear(self.options.out / PREVIEW)
@@ -192,13 +192,15 @@ class Batch:
             for line in bad:
                 self.record(report, bad_row(line, self.versions))
             if todo:
-                self.check_sizes(todo)
+                if not finished:
+                    self.check_sizes(todo)
                 renderer = load()
                 renderer.preview = self.preview(renderer)
                 for start in range(0, len(todo), WAVE):
                     self.wave(todo[start : start + WAVE], renderer, report)
         finally:
-            self.progress.stop()
+            with suppress(OSError):  # the terminal is gone
+                self.progress.stop()
             if renderer and renderer.preview:
                 renderer.preview.close()
             if self.gallery:
@@ -243,7 +245,7 @@ class Batch:
             beside.replace(target)
 
     def check_sizes(self, todo: list[Job]) -> None:
-        """Say at once, before anything is loaded, if no request at all has a size that the model can make."""
+        """Say at once, before anything is loaded, if the model can make no request at all."""
         found = self.misfits(todo)
         if len(found) == len(todo):
             raise ChaiError(next(iter(found.values())))
@@ -369,12 +371,6 @@ class Batch:
             raise ChaiError(f"cannot write {report.path}: {error.strerror or error}; free some space and run again") from None
         self.show([row], renderer)
         self.progress.end(row)
-
-
-def unscored(record: ModelRecord, look: Look) -> str:
-    """Why a request's aesthetic score says nothing to the model; empty if it does, or there is none."""
-    wrong = look.aesthetic_score is not None and record.aesthetic_score is None
-    return f"{record.name} has no aesthetic score; leave out aesthetic_score" if wrong else ""
 
 
 def told(made: Rendered) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from chai_cli.errors import ChaiError
 PROJECT = "chai.toml"
 PREFIX = "CHAI_"
 NEVER = {"help", "version", "install-completion", "show-completion"}
-PATHS = {"out", "cache", "thumbnail"}  # what else may be a path is one where it begins with ./ or ../
+PATHS = {"out", "cache", "thumbnail", "compare"}  # what else may be a path is one where it is . or .. or begins so
 OWN = {"notify"}  # runs a command: not from a file that may have come with somebody else's project
 ONCE = {"overwrite", "yes", "repair", "budget"}  # removes things: for the command that it is given to, and no other
 
@@ -93,7 +93,8 @@ def collect(app: Any) -> list[Setting]:
             if os.environ.get(variable):
                 if longest(param) in ONCE:
                     raise ChaiError(f"{variable} would be for every command; give --{longest(param)} to the one that is meant")
-                value = checked(command, param, inverted(param, name, os.environ[variable]), variable)
+                told = placed(param, inverted(param, name, os.environ[variable]), None)
+                value = checked(command, param, told, variable)
                 made[" ".join(path), str(param.name)] = Setting(
                     " ".join(path), longest(param), str(param.name), value, variable
                 )
@@ -152,22 +153,25 @@ def of_table(
 def setting(file: Path, path: tuple[str, ...], command: Any, param: Any, value: Any) -> Setting:
     if longest(param) in OWN and file.name == PROJECT:
         raise ChaiError(f"{file}: {longest(param)} runs a command and may not come from a project; put it into {user_file()}")
-    if file.name == PROJECT:
-        value = placed(param, value, file.parent)
+    value = placed(param, value, file.parent if file.name == PROJECT else None)
     made = checked(command, param, value, f"{file}: {longest(param)}")
     return Setting(" ".join(path), longest(param), str(param.name), made, str(file))
 
 
-def placed(param: Any, value: Any, folder: Path) -> Any:
-    """Paths of a project count from its folder, wherever below it the command runs; so does what begins with `./` or `../`."""
+def placed(param: Any, value: Any, folder: Path | None) -> Any:
+    """Paths of a project count from its folder, wherever below it the command runs; so does what begins with `./` or `../`.
+
+    Args:
+        folder: The project's; None for other sources, whose paths count from where the command runs.
+    """
     if isinstance(value, list):
         return [placed(param, one, folder) for one in value]
     if not isinstance(value, str) or not value:
         return value
-    if value.startswith("~"):
+    is_path = longest(param) in PATHS or value.startswith(("~", "./", "../")) or value in (".", "..")
+    if is_path and value.startswith("~"):
         return os.path.expanduser(value)
-    is_path = longest(param) in PATHS or value.startswith(("./", "../"))
-    return os.path.normpath(folder / value) if is_path else value
+    return os.path.normpath(folder / value) if is_path and folder else value
 
 
 def inverted(param: Any, name: str, value: Any) -> Any:

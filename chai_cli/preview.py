@@ -92,7 +92,8 @@ def clear(path: Path) -> None:
     """Take away what a run that was killed left."""
     from PIL import Image
 
-    with suppress(OSError):
+    with suppress(Exception):
+        path.with_suffix(".part").unlink(missing_ok=True)
         with Image.open(path) as left:
             ours = left.info.get("comment") == COMMENT
         if ours:

@@ -78,7 +78,7 @@ class Report:
     def finished(self, file: str, request: dict[str, Any]) -> dict[str, Any] | None:
         """The row of an earlier run that rendered exactly this request into this file, if the file is still as long."""
         row, path = self.last.get(file), self.path.parent / file
-        same = row and row.get("request") == request and path.is_file() and path.stat().st_size == row.get("bytes")
+        same = row and alike(row.get("request"), request) and path.is_file() and path.stat().st_size == row.get("bytes")
         return row if same else None
 
     def append(self, row: Row) -> None:
@@ -94,6 +94,15 @@ class Report:
             os.fsync(file.fileno())
         if row.status == "done":
             self.last[row.file] = asdict(row)
+
+
+def alike(one: Any, other: dict[str, Any]) -> bool:
+    """Whether two requests ask for the same video: where the weights are known it does not matter what the model is called."""
+    if not isinstance(one, dict):
+        return False
+    if other.get("weights"):
+        one = {**one, "model": other.get("model")}
+    return bool(one == other)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -134,12 +143,15 @@ def table(rows: Iterable[Row], shown: int = 40) -> Table:
     made = Table(title=None, show_lines=False, expand=False)
     made.add_column("#", justify="right")
     made.add_column("prompt", overflow="ellipsis", no_wrap=True, max_width=44)
-    for heading in ("size", "steps", "calls", "retrieve", "denoise", "decode", "total s", "saved s"):
+    parts = {"retrieval": "retrieve", "denoise": "denoise", "decode": "decode", "total": "total s"}
+    if not any(row.seconds.get("retrieval") for row in told):
+        del parts["retrieval"]
+    for heading in ("size", "steps", "calls", *parts.values(), "saved s"):
         made.add_column(heading, justify="right", no_wrap=True)
     made.add_column("outcome", overflow="fold")
     for row in told[-shown:]:
         size = f"{row.width}x{row.height}x{row.num_frames}" if row.width else ""
-        times = [f"{row.seconds[key]:.2f}" if key in row.seconds else "" for key in ("retrieval", "denoise", "decode", "total")]
+        times = [f"{row.seconds[key]:.2f}" if key in row.seconds else "" for key in parts]
         saved = f"{row.seconds_saved:.2f}" if row.reuse == "hit" else ""
         cells = [str(row.index), clip_text(row.prompt), size, str(row.steps or ""), str(row.model_calls or "")]
         cells += [*times, saved, outcome(row)]

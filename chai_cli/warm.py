@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chai_cli.backbones.base import Look, ModelRecord, resolve
+from chai_cli.backbones.base import Look, ModelRecord, resolve, unscored
 from chai_cli.batch import told
 from chai_cli.donors import Donors
 from chai_cli.errors import ChaiError, first_line
@@ -59,6 +59,8 @@ def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, 
     groups: dict[tuple[Any, ...], list[tuple[Request, Look]]] = {}
     for request in requests:
         look = resolve(record, request.settings, scheduler)
+        if unscored(record, look):  # chai gen will not render it
+            continue
         groups.setdefault(donors.kind(look) if learner else (donors.namespace(look),), []).append((request, look))
     ranked: list[tuple[int, tuple[Request, Look, Meaning]]] = []
     cached = 0

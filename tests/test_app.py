@@ -45,6 +45,7 @@ def test_models_lists_what_is_known(chai: Callable[..., Result]) -> None:
     rows = [json.loads(line) for line in chai("models", "--json").stdout.splitlines()]
     assert [row["name"] for row in rows] == [
         "embedded",
+        "embedded-opensora",
         "wan2.1-t2v-1.3b",
         "wan2.1-t2v-14b",
         "opensora-1.2",

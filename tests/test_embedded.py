@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import Result
 
-from chai_cli.backbones.base import Backbone, resolve
+from chai_cli.backbones.base import Backbone, find_record, resolve
 from chai_cli.embedded.captions import full_caption
 from chai_cli.embedded.evaluate import WEIGHTS, accuracy, asked, sample
 from chai_cli.embedded.judge import Judge
@@ -24,10 +24,13 @@ from chai_cli.prompts import Settings
 from chai_cli.video import read_frames
 from tests.conftest import rows_of
 
+OPENSORA = WEIGHTS.parent / "opensora"
 
-def test_the_weights_are_small_and_safe() -> None:
-    files = [path for path in WEIGHTS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 25e6
+
+@pytest.mark.parametrize(("folder", "most"), [(WEIGHTS, 25e6), (OPENSORA, 12e6)])
+def test_the_weights_are_small_and_safe(folder: Path, most: float) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert 0 < sum(path.stat().st_size for path in files) <= most
     assert {path.suffix for path in files} <= {".json", ".safetensors"}
 
 
@@ -42,6 +45,11 @@ print(frames.shape, "chai_cli" in sys.modules)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert out.splitlines()[-1] == "(1, 17, 64, 64, 3) False"
+
+
+def test_a_bundled_model_is_known_by_its_folder_too() -> None:
+    assert find_record(str(WEIGHTS)) == find_record("embedded")
+    assert find_record(str(OPENSORA)).name == "embedded-opensora"
 
 
 def test_the_judge_reads_true_clips() -> None:

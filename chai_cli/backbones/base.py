@@ -237,8 +237,16 @@ def embedded_record() -> ModelRecord:
     )
 
 
+def embedded_opensora_record() -> ModelRecord:
+    """The small Open-Sora of the same world, with the embedded model's autoencoder and text encoder."""
+    source = str(Path(__file__).parents[1] / "embedded" / "opensora")
+    like = embedded_record()
+    return replace(like, name="embedded-opensora", family="opensora", source=source, flow_shift=None, fast_steps=None)
+
+
 RECORDS: dict[str, Callable[[], ModelRecord]] = {
     "embedded": embedded_record,
+    "embedded-opensora": embedded_opensora_record,
     "wan2.1-t2v-1.3b": lambda: ModelRecord(
         name="wan2.1-t2v-1.3b",
         family="wan",
@@ -287,7 +295,9 @@ def find_record(model: str) -> ModelRecord:
         return RECORDS[model]()
     folder = Path(model).expanduser()
     if folder.is_dir():
-        return record_of_folder(model, folder)
+        named = (make() for make in RECORDS.values())
+        known = next((record for record in named if Path(record.source).is_dir() and folder.samefile(record.source)), None)
+        return known or record_of_folder(model, folder)
     for make in RECORDS.values():
         if make().source == model:
             return make()
@@ -421,6 +431,12 @@ def resolve(record: ModelRecord, settings: Settings, scheduler: str | None) -> L
         for name in ("height", "width", "num_frames", "fps", "num_inference_steps", "guidance_scale", "aesthetic_score")
     }
     return Look(settings.negative_prompt, settings.seed, scheduler=scheduler or "default", **picked)
+
+
+def unscored(record: ModelRecord, look: Look) -> str:
+    """Why a request's aesthetic score says nothing to the model; empty if it does, or there is none."""
+    wrong = look.aesthetic_score is not None and record.aesthetic_score is None
+    return f"{record.name} has no aesthetic score; leave out aesthetic_score" if wrong else ""
 
 
 def noise_levels(backbone: Backbone, look: Look, steps: int) -> list[float]:

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from chai_cli.backbones.base import Incomplete, Look, ModelFiles, ModelRecord, Placement, Text, identity
 from chai_cli.errors import ChaiError, first_line
+from chai_cli.memory import keep_freed
 
 SCHEDULERS = {"euler": FlowMatchEulerDiscreteScheduler, "unipc": UniPCMultistepScheduler}
 COMPILED = 64  # graphs of a block
@@ -74,6 +75,8 @@ class PipelineBackbone(ABC):
         if placement.offload != "none" and self.device.type == "cpu":
             raise ChaiError(f"--offload {placement.offload} needs a GPU; leave it out on the CPU")
         self.offload = placement.offload
+        if self.device.type == "cpu":
+            keep_freed()
         for library in (diffusers_logging, transformers_logging):
             library.disable_progress_bar()
             library.set_verbosity_error()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -220,7 +219,7 @@ def bench(
     known = {one.label for one in rows}
     made.rows += [one for one in frontier(max(steps), made.own_scheduler(), few, solvers) if one.label not in known]
     say(output.workload_words(work))
-    signal.signal(signal.SIGTERM, o.interrupt)
+    o.end_politely()
     interrupted = False
     try:
         measured = made.run(limit)

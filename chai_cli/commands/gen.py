@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -179,7 +178,7 @@ def gen(
         return Renderer(backbone, o.open_donors(backbone, reuse, caching, batch.progress), batch.scratch, batch.scale, metadata)
 
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, o.interrupt)
+    o.end_politely()
     try:
         batch.run(requests, bad, load)
         code = 1 if any(row.status == "failed" for row in batch.rows) else 0

@@ -210,8 +210,17 @@ METHOD_HELP = (
 )
 
 
+def end_politely() -> None:
+    """A kill that asks, or a terminal that goes away, ends a run like Ctrl-C (`nohup` keeps it going)."""
+    import signal
+
+    signal.signal(signal.SIGTERM, interrupt)
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
+        signal.signal(hangup, interrupt)
+
+
 def interrupt(signum: int, frame: object) -> NoReturn:
-    """A polite kill ends a run like Ctrl-C."""
     raise KeyboardInterrupt
 
 

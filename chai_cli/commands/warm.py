@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,7 +119,7 @@ def warm(
             sys.stdout.write(row.json() + "\n")
             sys.stdout.flush()
 
-    signal.signal(signal.SIGTERM, o.interrupt)
+    o.end_politely()
     try:
         choice = choose(requests, record, scheduler, donors, limit)
         typer.echo(choice.words(), err=json)

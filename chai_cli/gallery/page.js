@@ -8,7 +8,7 @@
   const STEPS = {attended: "read the donor", corrected: "corrected", plain: "plain", skipped: "left out"};
 
   const at = (id) => document.getElementById(id);
-  const {cards, again} = JSON.parse(at("data").textContent);
+  const {cards, again, written} = JSON.parse(at("data").textContent);
   const byKey = new Map(cards.map((card) => [card.key, card]));
   const grid = at("grid"), detail = at("detail"), sheet = at("sheet"), end = at("end"), form = at("card").content;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -530,23 +530,29 @@
   // While videos are being made: read the page anew now and then, when nobody is in the middle of something
 
   const PLACE = `chai ${location.pathname}`;
-  let touched = 0;
+  const LONGEST = 600; // seconds between two looks, where nothing came for long
+  let pause = again; // seconds until the next look
 
   function follow() {
-    const calm = () => !document.hidden && !detail.open && !document.querySelector(".card:hover");
-    for (const input of ["pointermove", "pointerdown", "keydown", "wheel"]) {
-      addEventListener(input, () => (touched = performance.now()), {passive: true});
-    }
+    let touched = performance.now();
+    const touch = () => (touched = performance.now());
+    for (const input of ["pointermove", "pointerdown", "keydown", "wheel", "scroll"]) addEventListener(input, touch, {passive: true});
     setInterval(() => {
-      if (at("follow").checked && calm() && performance.now() - touched > 1000 * again) location.reload();
+      if (!at("follow").checked || document.hidden || detail.open || performance.now() - touched < 1000 * pause) return;
+      touch();
+      location.reload();
     }, Math.min(1000, 500 * again));
-    addEventListener("pagehide", leave);
+  }
+
+  function onScreen() {
+    return Math.max(0, [...grid.children].findIndex((cell) => cell.getBoundingClientRect().bottom > 0));
   }
 
   function leave() {
     const [search, filter, sort] = [at("search").value, at("tools").elements.filter.value, at("sort").value];
-    const focus = document.activeElement.matches(".card") ? current : document.activeElement.id;
-    const kept = {search, filter, sort, focus, made, follow: at("follow").checked, y: scrollY};
+    const focus = document.activeElement.matches(".card") ? {card: shown[current].key} : {id: document.activeElement.id};
+    const place = onScreen(), top = grid.children[place]?.getBoundingClientRect().top;
+    const kept = {search, filter, sort, focus, y: scrollY, card: shown[place]?.key, top, tall: tall(), written, pause, follow: at("follow")?.checked};
     try {
       sessionStorage.setItem(PLACE, JSON.stringify(kept));
     } catch {} // without a memory it begins at the top
@@ -558,18 +564,34 @@
       kept = JSON.parse(sessionStorage.getItem(PLACE));
       sessionStorage.removeItem(PLACE);
     } catch {}
+    history.scrollRestoration = "auto";
     if (!kept || performance.getEntriesByType("navigation")[0]?.type !== "reload") return;
     history.scrollRestoration = "manual";
-    if (again) at("follow").checked = kept.follow;
+    if (again) at("follow").checked = kept.follow ?? true;
+    if (again && kept.written === written) pause = Math.min(LONGEST, 2 * kept.pause);
     at("search").value = kept.search;
     at("tools").elements.filter.value = kept.filter;
     at("sort").value = kept.sort;
+    if (kept.tall) tall(kept.tall);
     select();
-    more(kept.made);
+    const placeOf = (key) => shown.findIndex((card) => card.key === key);
+    const first = placeOf(kept.card), focused = placeOf(kept.focus.card);
+    more(Math.max(first, focused) + CHUNK);
     scrollTo(0, kept.y);
-    if (typeof kept.focus === "number") go(kept.focus);
-    else if (kept.focus) at(kept.focus)?.focus({preventScroll: true});
+    if (kept.top < 0 && first >= 0) scrollBy(0, grid.children[first].getBoundingClientRect().top - kept.top); // below the header by card
+    if (focused >= 0) {
+      current = focused;
+      anchorAt(0).tabIndex = -1;
+      anchorAt(current).tabIndex = 0;
+      anchorAt(current).focus({preventScroll: true});
+    } else if (kept.focus.id) at(kept.focus.id)?.focus({preventScroll: true});
   }
+
+  const tall = (set) => { // of cards not yet drawn
+    const style = document.documentElement.style;
+    if (set) style.setProperty("--tall", set);
+    return style.getPropertyValue("--tall");
+  };
 
   // Begin
 
@@ -592,7 +614,8 @@
   select();
   comeBack();
   if (again) follow();
-  settled(() => made && document.documentElement.style.setProperty("--tall", `${anchorAt(0).offsetHeight}px`)); // of cards not yet drawn
+  addEventListener("pagehide", leave);
+  settled(() => made && !tall() && tall(`${anchorAt(onScreen()).offsetHeight}px`));
   chart();
   followHash();
   performance.mark("ready");

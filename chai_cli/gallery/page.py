@@ -449,7 +449,7 @@ def page(folder: Path, cards: list[Card], again: float | None = None) -> str:
     return filled(
         "page",
         ("page.css",),
-        {"cards": cards, "again": again},
+        {"cards": cards, "again": again, "written": time.time()},
         again=again,
         name=plain(folder.resolve().name) or "videos",
         totals=totals(cards),

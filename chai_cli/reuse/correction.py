@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 NEAR, WIDE = 3, 7  # cells of a frame over which the surroundings of a place are averaged, each way
 PENALTIES = (32.0, 128.0, 512.0, 2048.0, 8192.0)  # on a map: as so many places at which nothing is to be corrected
 GOOD = 16  # renders beyond which a map hardly gets better
+SMALL = 2**20  # numbers in the latents of a render, below which it is learned on one thread
 FOLDS = 4  # parts of the renders that are left out in turn to choose the penalty
 PLACES = 2**14  # of a donor that a map is fitted on, at most
 
@@ -136,7 +138,7 @@ class CorrectionOptions:
     def learn(
         self, backbone: Backbone, look: Look, donors: Iterable[Donor], openings: Iterable[Donor] = ()
     ) -> Corrections | None:
-        with on_one_thread():
+        with on_one_thread() if math.prod(backbone.latent_shape(look)) < SMALL else nullcontext():
             return self.learned(backbone, look, donors, openings)
 
     def learned(self, backbone: Backbone, look: Look, donors: Iterable[Donor], openings: Iterable[Donor]) -> Corrections | None:
@@ -233,7 +235,7 @@ def around(latents: Tensor, cells: int) -> Tensor:
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Many small sums: threads would mostly wait for each other, on a busy machine for seconds."""
+    """For many small sums: threads would mostly wait for each other, on a busy machine for seconds. Not for several threads at once."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

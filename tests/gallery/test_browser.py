@@ -352,7 +352,7 @@ def test_nobody_is_shut_out_and_it_can_be_looked_at(
 def test_an_open_page_follows_the_run_and_keeps_its_place(
     page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "AGAIN", 2.0)
+    monkeypatch.setattr(pages, "AGAIN", 1.0)
     folder = tmp_path / "night"
     folder.mkdir()
     gallery = Gallery(folder, pause=0.05)
@@ -360,37 +360,44 @@ def test_an_open_page_follows_the_run_and_keeps_its_place(
         gallery.add(row(i, f"a red ball, take {i}"))
     gallery.refresh()
     page = page_of(folder)
+    box = page.get_by_label("still rendering")
+    box.uncheck()  # nothing moves until all is prepared
     page.get_by_label("Search prompts").fill("red")
     page.get_by_label("Sort").select_option("time")
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # sorted by then
-    page.evaluate("document.querySelector('.card').focus()")
-    page.keyboard.press("End")
-    place = page.evaluate("scrollY")
-    assert place > 0
-    gallery.add(row(81, "a red star"))
+    page.evaluate("document.querySelector('.card[data-place=\"2\"]').focus()")
+    page.evaluate("document.querySelectorAll('.card')[40].scrollIntoView({block: 'start'})")
+    page.wait_for_timeout(300)
+    top = "(words) => [...document.querySelectorAll('.card')].find((one) => one.textContent.includes(words)).getBoundingClientRect().top"
+    before = page.evaluate(top, "take 41")
+    gallery.add(row(81, "a red star", seconds={"denoise": 99, "total": 99}))
+    gallery.refresh()
+    page.evaluate("document.getElementById('follow').checked = true")
     sync_api.expect(page.locator("#count")).to_have_text("81 shown", timeout=30_000)
-    assert page.evaluate(FOCUSED) == "80"
-    assert page.evaluate("scrollY") == pytest.approx(place, abs=500)
+    page.evaluate("document.getElementById('follow').checked = false")
+    until(page, READY)
+    assert page.locator(".card .number").first.text_content() == "81"  # the slowest stands first, and moves all others
+    assert page.evaluate(FOCUSED) == "3"
+    assert page.evaluate(top, "take 41") == pytest.approx(before, abs=40)
     assert page.get_by_label("Search prompts").input_value() == "red"
     assert page.get_by_label("Sort").input_value() == "time"
-    page.get_by_label("still rendering").uncheck()
     gallery.add(row(82, "a red heart"))
     gallery.refresh()
-    page.wait_for_timeout(3000)
+    page.wait_for_timeout(2500)
     assert page.locator("#count").text_content() == "81 shown"
     again(page)
     assert page.locator("#count").text_content() == "82 shown"
-    assert not page.get_by_label("still rendering").is_checked()
-    page.get_by_label("still rendering").check()
+    assert not box.is_checked()
+    page.evaluate("document.getElementById('follow').checked = true")
     gallery.close()
-    sync_api.expect(page.get_by_label("still rendering")).to_have_count(0, timeout=30_000)
+    sync_api.expect(box).to_have_count(0, timeout=30_000)
     assert page.locator("#count").text_content() == "82 shown"
 
 
 def test_nothing_is_read_anew_while_a_video_is_looked_at(
     page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "AGAIN", 0.4)
+    monkeypatch.setattr(pages, "AGAIN", 1.0)
     folder = tmp_path / "night"
     folder.mkdir()
     gallery = Gallery(folder, pause=0.05)
@@ -399,12 +406,30 @@ def test_nothing_is_read_anew_while_a_video_is_looked_at(
     page = page_of(folder, "#v=0001-a-video.mp4")
     gallery.add(row(2))
     gallery.refresh()
-    page.wait_for_timeout(1200)
+    page.wait_for_timeout(2500)
     sync_api.expect(page.locator("#detail-title")).to_have_text("Video 1")
     assert page.locator("#count").text_content() == "1 shown"
     page.keyboard.press("Escape")
-    sync_api.expect(page.locator("#count")).to_have_text("2 shown", timeout=30_000)
     gallery.close()
+    sync_api.expect(page.get_by_label("still rendering")).to_have_count(0, timeout=30_000)
+    assert page.locator("#count").text_content() == "2 shown"
+
+
+def test_a_page_that_a_killed_run_left_looks_more_and_more_seldom(
+    page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "AGAIN", 0.3)
+    folder = tmp_path / "night"
+    folder.mkdir()
+    gallery = Gallery(folder, pause=0.05)
+    gallery.add(row(1))
+    gallery.refresh()
+    page = page_of(folder)
+    loads: list[str] = []
+    page.on("load", lambda _: loads.append(page.url))
+    page.wait_for_timeout(6000)
+    assert 2 <= len(loads) <= 5  # after 0.3, 0.6, 1.2, 2.4 seconds, not twenty times
+    page.evaluate("document.getElementById('follow').checked = false")
 
 
 def test_without_anything_to_show_it_says_so(page_of: Open, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 from chai_cli.embedded.train.optim import average, optimizers
+from chai_cli.memory import keep_freed
 
 CHECKPOINT_SECONDS = 120
 
@@ -88,6 +89,7 @@ def sum_gradients(params: list[nn.Parameter], workers: int) -> None:
 
 def work(rank: int, name: str, build: Callable[[Plan, int], Task], plan: Plan) -> None:
     torch.set_num_threads(1)
+    keep_freed()
     if plan.workers > 1:
         dist.init_process_group("gloo", rank=rank, world_size=plan.workers)
     torch.manual_seed(plan.seed)

@@ -91,6 +91,8 @@ class StditTask(DitTask):
             self.teacher = dit.TextToVideo(len(self.tokenizer), len(self.mean)).eval().requires_grad_(False)
             self.teacher.load(WEIGHTS)
             self.teacher.quicken()
+            if self.plan.extra["compile"]:
+                self.teacher.transformer.compile_repeated_blocks(dynamic=False)
 
     def compile(self) -> None:
         """Part by part: of whole blocks the gradients came out as no numbers in bfloat16 (torch 2.14)."""

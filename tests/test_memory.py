@@ -1,0 +1,41 @@
+"""Freed memory stays with the process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource, torch
+from chai_cli.memory import keep_freed
+told = keep_freed()
+torch.set_num_threads(1)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        held = [torch.ones(2_000_000) for _ in range(8)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(told, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+def test_blocks_are_not_handed_back_and_cleared_again() -> None:
+    def run(**more: str) -> tuple[str, int]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        out = subprocess.run(
+            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=environment | more
+        ).stdout
+        told, faults = out.split()
+        return told, int(faults)
+
+    kept, by_hand = run(), run(MALLOC_ARENA_MAX="8")
+    assert kept[0] == "True"
+    assert by_hand[0] == "False"
+    assert kept[1] < by_hand[1] / 10, (kept, by_hand)
