@@ -253,9 +253,8 @@
     video.addEventListener("pause", say);
     video.addEventListener("error", () => {
       if (!video.hasAttribute("src")) return;
-      button.remove();
-      video.remove();
-      frame.append(el("span", "empty", "this video cannot be read"));
+      button.replaceWith(el("span", "notes", "It cannot be played here."));
+      video.replaceWith(card.poster ? Object.assign(el("img"), {src: poster(card), alt: ""}) : el("span", "empty", missing(card)));
     });
     file.href = link(card.file);
     file.target = "_blank";

@@ -210,7 +210,8 @@ def test_a_video_that_cannot_be_read_is_said_to_be(page_of: Open, tmp_path: Path
     (folder / "0001-a-video.mp4").write_bytes(b"no video")
     build(folder)
     page = page_of(folder, "#v=0001-a-video.mp4")
-    sync_api.expect(page.locator("#detail .stage")).to_have_text("this video cannot be read")
+    sync_api.expect(page.locator("#detail .notes")).to_have_text("It cannot be played here.")
+    sync_api.expect(page.locator("#detail .stage")).to_have_text("no picture")
     page.keyboard.press("ArrowRight")
     sync_api.expect(page.locator("#detail .stage")).to_have_text("the file is gone")
 
@@ -362,6 +363,8 @@ def test_an_open_page_follows_the_run_and_keeps_its_place(
     page = page_of(folder)
     box = page.get_by_label("still rendering")
     box.uncheck()  # nothing moves until all is prepared
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
+    assert axe.run(page).response["violations"] == []
     page.get_by_label("Search prompts").fill("red")
     page.get_by_label("Sort").select_option("time")
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # sorted by then
