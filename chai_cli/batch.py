@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout
 from chai_cli.backbones.base import Look, ModelRecord, Placement, known_identity, read_files, resolve, unscored
 from chai_cli.errors import ChaiError, first_line
 from chai_cli.gallery import POSTERS, Gallery
+from chai_cli.machine import versions
 from chai_cli.progress import Progress
 from chai_cli.prompts import BadLine, Request
 from chai_cli.report import Report, Row
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 WAVE = 256  # prompts encoded before the transformer runs: bounds the memory of embeddings
 LOG, PREVIEW = "run.log", "preview.gif"
 STATUSES = ("done", "skipped", "failed")
-PACKAGES = ("chai-cli", "torch", "diffusers", "transformers")
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,6 @@ class Job:
     look: Look
     file: str
     wanted: dict[str, Any]
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import Result
 
-from chai_cli.backbones.base import Backbone, find_record, resolve
+from chai_cli.backbones.base import Backbone, Placement, find_record, load, resolve
 from chai_cli.embedded.captions import full_caption
 from chai_cli.embedded.evaluate import WEIGHTS, accuracy, asked, sample
 from chai_cli.embedded.judge import Judge
@@ -72,22 +72,30 @@ def test_open_clip_loads_the_bundled_clip_and_matches_words_to_frames() -> None:
     assert ((image @ text.T).argmax(1) == torch.arange(32)).float().mean() >= 0.7
 
 
-def test_fidelity_on_24_fixed_prompts(embedded: Backbone) -> None:
+@pytest.mark.parametrize(
+    ("model", "floors"),
+    [
+        ("embedded", {"background": 0.85, "colour": 0.7, "shape": 0.5, "motion": 0.6}),
+        ("embedded-opensora", {"background": 0.85, "colour": 0.6, "shape": 0.35, "motion": 0.4}),
+    ],
+)
+def test_fidelity_on_24_fixed_prompts(model: str, floors: dict[str, float]) -> None:
     """A floor well under what the model does (see embedded/README.md), well over chance."""
+    backbone = load(find_record(model), Placement(device="cpu"))
     prompts = asked("single", 24)
-    look = resolve(embedded.record, Settings(num_inference_steps=16), "unipc")
-    clips = sample(embedded, [text for text, _, _ in prompts], list(range(24)), look)
+    look = resolve(backbone.record, Settings(num_inference_steps=16), "unipc")
+    clips = sample(backbone, [text for text, _, _ in prompts], list(range(24)), look)
     readings = Judge.load(WEIGHTS / "judge").read(clips)
     found = accuracy(reading.right(scene) for reading, (_, scene, _) in zip(readings, prompts, strict=True))
-    floors = {"background": 0.85, "colour": 0.7, "shape": 0.5, "motion": 0.6}
     assert all(found[name] >= floor for name, floor in floors.items()), found
 
 
-def test_gen_on_the_embedded_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["embedded", "embedded-opensora"])
+def test_gen_on_a_bundled_model(model: str, tmp_path: Path) -> None:
     """Its own process: memory under 2 GB, a few seconds a clip, unknown words named once on stderr and in the row."""
     prompts = tmp_path / "p.txt"
     prompts.write_text("a large red ball bounces on a snowy field\na Dragon flies over a red dragon\n")
-    command = [sys.executable, "-m", "chai_cli", "gen", str(prompts), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "chai_cli", "gen", str(prompts), "--out", str(tmp_path / "out"), "--model", model]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     rows = rows_of(tmp_path / "out")
@@ -106,7 +114,7 @@ def test_the_readme_samples_have_no_bad_lines(chai: Callable[..., Result], tmp_p
 
 
 def test_configs_hold_no_paths_of_the_training_machine() -> None:
-    for path in WEIGHTS.rglob("*.json"):
+    for path in (*WEIGHTS.rglob("*.json"), *OPENSORA.rglob("*.json")):
         assert "_name_or_path" not in json.loads(path.read_text()), path
 
 

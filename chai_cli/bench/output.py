@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from chai_cli.backbones.base import Backbone
-from chai_cli.batch import versions
 from chai_cli.bench.gates import changes, gates
 from chai_cli.bench.run import REFERENCE
 from chai_cli.bench.statistics import Frontier
@@ -20,6 +19,7 @@ from chai_cli.bench.summary import Difference, Figures, Summary, Table
 from chai_cli.bench.workload import Workload
 from chai_cli.embedded.world import ATTRIBUTES
 from chai_cli.errors import ChaiError
+from chai_cli.machine import processor, versions
 
 FORMAT = 1
 
@@ -30,7 +30,7 @@ def machine(backbone: Backbone) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": str(backbone.device),
         "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ import typer
 from chai_cli.commands.cache import CacheOption
 from chai_cli.commands.options import DeviceOption
 from chai_cli.errors import ChaiError, first_line
+from chai_cli.machine import processor, versions
 
 PACKAGES = (
     "chai-cli",
@@ -95,14 +95,6 @@ def system() -> Iterator[Finding]:
     yield Finding("processor", f"{processor()}, {os.cpu_count()} cores{f', {memory:.0f} GB of memory' if memory else ''}")
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def total_memory() -> float | None:
     """GB, where the system tells."""
     try:
@@ -112,12 +104,12 @@ def total_memory() -> float | None:
 
 
 def packages() -> Iterator[Finding]:
+    found = versions((*PACKAGES, *OPTIONAL))
     for name in (*PACKAGES, *OPTIONAL):
-        try:
-            yield Finding(name, version(name))
-        except PackageNotFoundError:
-            if name in PACKAGES:
-                yield Finding(name, "not installed; run: pip install chai-cli", fine=False)
+        if name in found:
+            yield Finding(name, found[name])
+        elif name in PACKAGES:
+            yield Finding(name, "not installed; run: pip install chai-cli", fine=False)
 
 
 def devices() -> Iterator[Finding]:
