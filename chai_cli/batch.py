@@ -174,7 +174,8 @@ class Batch:
             todo, finished = self.split(requests, report)
             self.rows += [self.row(job, "skipped", why="already rendered") for job in finished]
             self.log(f"chai gen: {len(todo)} to render, {len(finished)} already there, {len(bad)} bad lines; {self.versions}")
-            self.gallery = Gallery(self.options.out) if self.options.gallery else None
+            if self.options.gallery:
+                self.gallery = Gallery(self.options.out, len(todo) + len(finished) + len(bad))
             self.show(self.rows)
             self.warn_unknown(todo)
             self.progress.start(len(todo) + len(bad))
@@ -185,6 +186,8 @@ class Batch:
                     self.check_sizes(todo)
                 renderer = load()
                 renderer.preview = self.preview(renderer)
+                if self.gallery:
+                    self.gallery.open()
                 for start in range(0, len(todo), WAVE):
                     self.wave(todo[start : start + WAVE], renderer, report)
         finally:
@@ -237,7 +240,8 @@ class Batch:
         """Say at once, before anything is loaded, if the model can make no request at all."""
         found = self.misfits(todo)
         if len(found) == len(todo):
-            raise ChaiError(next(iter(found.values())))
+            why = next(iter(found.values()))
+            raise ChaiError(why if len(todo) == 1 else f"none of the {len(todo)} prompts can be rendered: {why}")
 
     def misfits(self, todo: list[Job]) -> dict[str, str]:
         """Requests that the model cannot make, by file, and why: sizes of their own, a score that it does not know."""

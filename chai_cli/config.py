@@ -16,6 +16,7 @@ from chai_cli.errors import ChaiError
 
 PROJECT = "chai.toml"
 PREFIX = "CHAI_"
+TOLD = "CHAI_RUN_"  # what a notify command is told
 NEVER = {"help", "version", "install-completion", "show-completion"}
 PATHS = {"out", "cache", "thumbnail", "compare"}  # what else may be a path is one where it is . or .. or begins so
 OWN = {"notify"}  # runs a command: not from a file that may have come with somebody else's project
@@ -99,6 +100,14 @@ def collect(app: Any) -> list[Setting]:
                     " ".join(path), longest(param), str(param.name), value, variable
                 )
     return list(made.values())
+
+
+def unknown_variables(app: Any) -> list[str]:
+    """What is wrong with variables that look like ours and are not."""
+    known = {PREFIX + name.upper().replace("-", "_") for _, command in commands(app) for name in options(command)}
+    odd = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known and not name.startswith(TOLD))
+    near = {name: difflib.get_close_matches(name, known, 1) for name in odd}
+    return [f"{name} is no option of chai" + (f"; did you mean {near[name][0]}?" if near[name] else "") for name in odd]
 
 
 def from_file(file: Path, known: Mapping[tuple[str, ...], Any]) -> Iterator[Setting]:

@@ -64,9 +64,10 @@ class Lines(Quiet):
 
     def end(self, row: Row) -> None:
         self.done += 1
-        left = (time.monotonic() - (self.began or time.monotonic())) / self.done * (self.total - self.done)
+        left = (time.monotonic() - self.began) / self.done * (self.total - self.done) if self.began else 0.0
+        estimate = f", {left:.0f} s left" if left >= 0.5 else ""  # none before the first video, nor after the last
         label = row.file or f"line {row.index}"
-        self.note(f"[{self.done}/{self.total}, {left:.0f} s left] {label} {outcome(row)}")
+        self.note(f"[{self.done}/{self.total}{estimate}] {label} {outcome(row)}")
 
 
 class Bars(Quiet):

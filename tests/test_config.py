@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from chai_cli.app import app
-from chai_cli.config import PATHS, Setting, collect, commands, default_map, longest, options
+from chai_cli.config import PATHS, Setting, collect, commands, default_map, longest, options, unknown_variables
 from chai_cli.errors import ChaiError
 
 COMMAND = typer.main.get_command(app)
@@ -195,6 +195,13 @@ def test_config_shows_what_is_set_and_where_it_is_from(write: Callable[..., None
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert str(tmp_path / "project" / "chai.toml") in said
     assert "--seed" in said
+
+
+def test_config_names_variables_that_are_none(write: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    write()
+    monkeypatch.setenv("CHAI_MODLE", "x")
+    monkeypatch.setenv("CHAI_RUN_EXIT", "0")
+    assert unknown_variables(COMMAND) == ["CHAI_MODLE is no option of chai; did you mean CHAI_MODEL?"]
 
 
 def test_the_map_is_by_command_and_parameter() -> None:

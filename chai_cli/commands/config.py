@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json as json_module
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from chai_cli.config import Setting
 from chai_cli.errors import ChaiError
 
 
@@ -16,11 +19,7 @@ def config(context: typer.Context, json: Annotated[bool, typer.Option("--json", 
 
     What counts, most first: the command line, CHAI_* variables, chai.toml of this folder or of one above it, your own file.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from chai_cli.config import PREFIX, PROJECT, collect, project_file, user_file
+    from chai_cli.config import PREFIX, PROJECT, collect, project_file, unknown_variables, user_file
 
     trouble: ChaiError | None = None
     try:
@@ -37,13 +36,21 @@ def config(context: typer.Context, json: Annotated[bool, typer.Option("--json", 
     typer.echo(f"  the environment: {PREFIX} and an option's name, such as {PREFIX}NUM_INFERENCE_STEPS=20")
     typer.echo(f"  the project: {project or f'no {PROJECT} in this folder or above it'}")
     typer.echo(f"  your own file: {own}{'' if own.is_file() else ' (not there)'}")
+    for told in unknown_variables(context.find_root().command):
+        typer.echo(told)
     if trouble:
         raise trouble
     if not found:
         typer.echo("nothing is set: every option has chai's own default")
         return
-    table = Table("command", "option", "value", "from")
-    for one in sorted(found, key=lambda one: (one.command, one.option)):
-        value = " ".join(one.value) if isinstance(one.value, list) else one.value
-        table.add_row(*(Text(cell) for cell in (one.command, f"--{one.option}", str(value), one.source)))
-    Console().print(table)
+    for (option, told, source), commands in together(found).items():
+        typer.echo(f"--{option} {told}  ({', '.join(commands)}; from {source})")
+
+
+def together(found: Sequence[Setting]) -> dict[tuple[str, str, str], list[str]]:
+    """The commands of each option, value and source."""
+    made: dict[tuple[str, str, str], list[str]] = {}
+    for one in sorted(found, key=lambda one: (one.option, one.command)):
+        told = shlex.join(one.value) if isinstance(one.value, list) else shlex.quote(str(one.value))
+        made.setdefault((one.option, told, one.source), []).append(one.command)
+    return made

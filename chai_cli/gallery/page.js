@@ -435,7 +435,7 @@
     fill(card);
     if (!detail.open) {
       detail.showModal();
-      at("close").focus();
+      at("detail-title").focus();
     } else if (!detail.contains(document.activeElement)) at("detail-title").focus();
   }
 
@@ -467,6 +467,10 @@
   }
   detail.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.matches("pre, .long")) return;
+    if (event.key === " " && !event.target.matches("button, a")) {
+      event.preventDefault();
+      sheet.querySelector(".play")?.click();
+    }
     if (event.key === "ArrowLeft") turn(-1);
     if (event.key === "ArrowRight") turn(1);
   });
@@ -567,7 +571,11 @@
     if (!kept || performance.getEntriesByType("navigation")[0]?.type !== "reload") return;
     history.scrollRestoration = "manual";
     if (again) at("follow").checked = kept.follow ?? true;
-    if (again && kept.written === written) pause = Math.min(LONGEST, 2 * kept.pause);
+    if (again && kept.written === written) {
+      pause = Math.min(LONGEST, 2 * kept.pause);
+      const since = new Date(1000 * written).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"});
+      if (pause > 8 * again) at("news").textContent = `nothing new since ${since}: at work on a long video, or stopped; look by itself`;
+    }
     at("search").value = kept.search;
     at("tools").elements.filter.value = kept.filter;
     at("sort").value = kept.sort;
@@ -610,6 +618,7 @@
     select();
     at("search").focus();
   });
+  if (!cards.some((card) => card.similarity !== null)) at("sort").querySelector("[value=alike]").remove();
   select();
   comeBack();
   if (again) follow();

@@ -44,18 +44,20 @@ class Gallery:
 
     Args:
         folder: Where videos and `report.jsonl` are; rows of earlier runs are shown too.
+        planned: Videos that the run is to make, or has made.
         pause: Seconds between two writes, at least.
     """
 
-    def __init__(self, folder: Path, pause: float = PAUSE) -> None:
+    def __init__(self, folder: Path, planned: int = 0, pause: float = PAUSE) -> None:
         self.folder = Path(folder)
+        self.planned = planned
         self.pause = pause
         self.trouble = ""
         self.cards: dict[str, Card] = {}
         self.fresh: list[str] = []  # files that may need a poster
         self.due = 0.0
         self.stale = False  # the page lacks a row
-        self.closed = False
+        self.opened = self.closed = False
         self.timer: threading.Timer | None = None
         self.lock = threading.Lock()  # over all of these
         self.writing = threading.Lock()
@@ -64,6 +66,12 @@ class Gallery:
                 place(self.cards, row)
         except Exception as error:
             self.trouble = f"earlier rows are not in the gallery: {first_line(error)}"
+
+    def open(self) -> None:
+        """Show at once that a run goes on, with what earlier ones left."""
+        with self.lock:
+            self.opened = self.stale = True
+            self.schedule()
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Show a row, at once or as soon as the last write is `pause` seconds ago."""
@@ -84,7 +92,7 @@ class Gallery:
             self.closed = True
             if self.timer:
                 self.timer.cancel()
-        if self.cards:
+        if self.cards or self.opened:
             self.refresh()
 
     def schedule(self) -> None:
@@ -106,7 +114,7 @@ class Gallery:
                 make_poster(self.folder, file)
             began = time.monotonic()
             try:
-                write(self.folder, cards, going_on)
+                write(self.folder, cards, self.planned if going_on else None)
                 self.trouble = ""
             except OSError as error:
                 self.trouble = f"cannot write {self.folder / PAGE}: {error.strerror or error}"
@@ -390,9 +398,9 @@ def totals(cards: Iterable[Card]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, cards: Iterable[Card], going_on: bool = False) -> Path:
-    """Write the page of some cards, see `put`; one of a run that goes on looks for news by itself."""
-    return put(folder, page(folder, in_order(cards), AGAIN if going_on else None))
+def write(folder: Path, cards: Iterable[Card], planned: int | None = None) -> Path:
+    """Write the page of some cards, see `put`; one of a run that goes on, with so many planned, looks for news by itself."""
+    return put(folder, page(folder, in_order(cards), planned))
 
 
 def put(folder: Path, text: str) -> Path:
@@ -427,11 +435,11 @@ def in_order(cards: Iterable[Card]) -> list[Card]:
     return sorted(shown, key=lambda one: (one["index"] is None, one["index"] or 0, one["key"]))
 
 
-def page(folder: Path, cards: list[Card], again: float | None = None) -> str:
+def page(folder: Path, cards: list[Card], planned: int | None = None) -> str:
     """The page as text. Adds to each card what lies in the folder: its video, its poster, its donor's video and picture.
 
     Args:
-        again: Seconds after which the open page is read anew, if it is of a run that goes on.
+        planned: Videos of a run that goes on; None for a page of what is there.
     """
     videos, posters = listed(folder), listed(folder / POSTERS)
     sources: dict[str, Card] = {}
@@ -449,8 +457,8 @@ def page(folder: Path, cards: list[Card], again: float | None = None) -> str:
     return filled(
         "page",
         ("page.css",),
-        {"cards": cards, "again": again, "written": time.time()},
-        again=again,
+        {"cards": cards, "again": None if planned is None else AGAIN, "written": time.time()},
+        planned=planned,
         name=plain(folder.resolve().name) or "videos",
         totals=totals(cards),
         span=span,

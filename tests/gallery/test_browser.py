@@ -99,8 +99,7 @@ def test_the_whole_page_by_keyboard(page_of: Open, folder: Path) -> None:
     sync_api.expect(page.locator("#detail-title")).to_have_text("Video 11")
     page.keyboard.press("ArrowLeft")
     sync_api.expect(page.locator("#detail-title")).to_have_text("Video 10")
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     sync_api.expect(page.locator("#detail-title")).to_have_text("Video 9")
     page.keyboard.press("Escape")
@@ -199,7 +198,7 @@ def test_nothing_moves_for_those_who_want_that(page_of: Open, folder: Path) -> N
     page.locator(".card").nth(1).click()
     page.wait_for_timeout(300)
     assert page.evaluate("document.querySelector('#detail video').paused")
-    page.get_by_role("button", name="Play").click()
+    page.keyboard.press(" ")
     until(page, "document.querySelector('#detail video').currentTime > 0.1")
     page.get_by_role("button", name="Pause").click()
     assert page.evaluate("document.querySelector('#detail video').paused")
@@ -430,9 +429,10 @@ def test_a_page_that_a_killed_run_left_looks_more_and_more_seldom(
     page = page_of(folder)
     loads: list[str] = []
     page.on("load", lambda _: loads.append(page.url))
-    page.wait_for_timeout(6000)
+    page.wait_for_timeout(7000)
     assert 2 <= len(loads) <= 5  # after 0.3, 0.6, 1.2, 2.4 seconds, not twenty times
     page.evaluate("document.getElementById('follow').checked = false")
+    sync_api.expect(page.locator("#news")).to_contain_text("nothing new since")
 
 
 def test_without_anything_to_show_it_says_so(page_of: Open, tmp_path: Path) -> None:

@@ -302,6 +302,16 @@ def test_a_reader_never_sees_half_a_page(tmp_path: Path) -> None:
     assert len(shown(tmp_path)) == 29
 
 
+def page_holds(folder: Path, words: str) -> bool:
+    """Whether the page comes to hold these words within some seconds."""
+    page, end = folder / "index.html", time.monotonic() + 20
+    while not (page.exists() and words in page.read_text("utf-8")):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     written: list[float] = []
     replace = os.replace
@@ -329,6 +339,18 @@ def test_a_page_is_written_at_most_once_a_second_and_the_last_row_is_there_soon(
     assert len(written) >= 2
     assert all(later - earlier >= 1 for earlier, later in itertools.pairwise(written))
     gallery.close()
+
+
+def test_a_run_shows_at_once_that_it_goes_on_and_how_far_it_is(tmp_path: Path) -> None:
+    gallery = Gallery(tmp_path, 12, pause=0)
+    gallery.open()
+    assert page_holds(tmp_path, "still rendering")
+    gallery.add(row(1))
+    assert page_holds(tmp_path, "<dd>1 <small>of 12</small>")
+    gallery.close()
+    told = (tmp_path / "index.html").read_text()
+    assert "still rendering" not in told
+    assert "<dd>1</dd>" in told
 
 
 def test_closing_writes_the_last_state_at_once(tmp_path: Path) -> None:
