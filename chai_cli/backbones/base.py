@@ -241,7 +241,7 @@ def embedded_opensora_record() -> ModelRecord:
     """The small Open-Sora of the same world, with the embedded model's autoencoder and text encoder."""
     source = str(Path(__file__).parents[1] / "embedded" / "opensora")
     like = embedded_record()
-    return replace(like, name="embedded-opensora", family="opensora", source=source, flow_shift=None, fast_steps=None)
+    return replace(like, name="embedded-opensora", family="opensora", source=source, flow_shift=None)
 
 
 RECORDS: dict[str, Callable[[], ModelRecord]] = {
