@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 HERE = Path(__file__).parent
-COLUMNS = 172
+COLUMNS = 178
 
 
 def pages(folder: Path, chromium: Path) -> None:

@@ -65,8 +65,7 @@ def check_whole(data: Path) -> None:
     Raises:
         StoreError: not an LMDB file of this format, or cut off.
     """
-    size = data.stat().st_size
-    if size == 0:
+    if data.stat().st_size == 0:
         return
     newest = (-1, 0, 0)
     with data.open("rb") as file:
@@ -82,6 +81,7 @@ def check_whole(data: Path) -> None:
             if len(meta) == 152 and struct.unpack_from("=II", meta, 16) == (0xBEEFC0DE, 1):
                 last, transaction = struct.unpack_from("=QQ", meta, 136)
                 newest = max(newest, (transaction, last, page))
+        size = os.fstat(file.fileno()).st_size  # after the headers: another process may write, and it writes them last
     transaction, last, page = newest
     if transaction < 0:
         raise StoreError(f"{data} is not a chai cache, or one of another version; move it away, or give another --cache")

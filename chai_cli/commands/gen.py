@@ -237,7 +237,7 @@ def tell(batch: Batch, console: Console, json: bool, quiet: bool, began: float) 
             sys.stdout.write(row.json() + "\n")
         sys.stdout.flush()
     elif not quiet:
-        output = Console(width=None if sys.stdout.isatty() else 160)
+        output = Console(width=None if sys.stdout.isatty() else 176)
         if any(row.status != "skipped" for row in batch.rows):
             output.print(report.table(batch.rows))
         for line in (report.gains(batch.rows), report.summary(batch.rows, time.monotonic() - began)):

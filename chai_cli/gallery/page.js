@@ -583,7 +583,8 @@
     select();
     const placeOf = (key) => shown.findIndex((card) => card.key === key);
     const first = placeOf(kept.card), focused = placeOf(kept.focus.card);
-    more(Math.max(first, focused) + CHUNK);
+    const least = Math.max(first, focused) + CHUNK / 3;
+    if (least > made) more(least);
     scrollTo(0, kept.y);
     if (kept.top < 0 && first >= 0) scrollBy(0, grid.children[first].getBoundingClientRect().top - kept.top); // below the header by card
     if (focused >= 0) {

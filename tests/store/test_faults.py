@@ -5,17 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from store import LatentStore, StoreError, Vector
 from store.care import verify
+from store.environment import check_whole
 from tests.store.test_latents import entry, latents, unit
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -216,6 +219,26 @@ def put_and_read(path: Path, number: int) -> None:
                 continue
             store.touch(match.id, 1.0)
         store.log({"turn": turn})
+
+
+def test_a_file_that_grows_while_it_is_looked_at_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process adds pages and then says so in the header, in between."""
+    store = LatentStore(tmp_path / "cache")
+    store.put(entry("first"), latents(1), [Vector("prompt", "", unit(1, 1))])
+    store.close()
+    data = tmp_path / "cache" / "data.mdb"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-4096])
+    with pytest.raises(StoreError, match="is cut off"):
+        check_whole(data)
+
+    def unpack(form: str, buffer: bytes, offset: int = 0) -> tuple[int, ...]:
+        if form == "=QQ":
+            data.write_bytes(whole)
+        return struct.unpack_from(form, buffer, offset)
+
+    monkeypatch.setattr("store.environment.struct", SimpleNamespace(unpack_from=unpack))
+    check_whole(data)
 
 
 def test_eight_processes_at_once(tmp_path: Path) -> None:
