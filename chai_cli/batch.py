@@ -246,11 +246,10 @@ class Batch:
     def misfits(self, todo: list[Job]) -> dict[str, str]:
         """Requests that the model cannot make, by file, and why: sizes of their own, a score that it does not know."""
         record = self.options.record
-        scored = {job.file: unscored(record, job.look) for job in todo}
         own = (record.height, record.width, record.num_frames)
         unusual = [job for job in todo if (job.look.height, job.look.width, job.look.num_frames) != own]
         files = read_files(record, self.options.placement) if unusual else None
-        found = {file: why for file, why in scored.items() if why}
+        found = {job.file: why for job in todo if (why := unscored(record, job.look))}
         for job in unusual if files else ():
             try:
                 files.latent_shape(job.look)  # type: ignore[union-attr]

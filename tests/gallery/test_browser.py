@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -349,17 +350,25 @@ def test_nobody_is_shut_out_and_it_can_be_looked_at(
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-def test_an_open_page_follows_the_run_and_keeps_its_place(
-    page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pages, "AGAIN", 1.0)
-    folder = tmp_path / "night"
-    folder.mkdir()
-    gallery = Gallery(folder, pause=0.05)
-    for i in range(1, 81):
-        gallery.add(row(i, f"a red ball, take {i}"))
-    gallery.refresh()
-    page = page_of(folder)
+@pytest.fixture
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gallery]:
+    """The gallery of a run that goes on, with a page of some rows that looks for more after so many seconds."""
+
+    def begun(seconds: float, *rows: dict[str, Any]) -> Gallery:
+        monkeypatch.setattr(pages, "AGAIN", seconds)
+        (tmp_path / "night").mkdir()
+        gallery = Gallery(tmp_path / "night", pause=0.05)
+        for one in rows:
+            gallery.add(one)
+        gallery.refresh()
+        return gallery
+
+    return begun
+
+
+def test_an_open_page_follows_the_run_and_keeps_its_place(page_of: Open, night: Callable[..., Gallery]) -> None:
+    gallery = night(1.0, *(row(i, f"a red ball, take {i}") for i in range(1, 81)))
+    page = page_of(gallery.folder)
     box = page.get_by_label("still rendering")
     box.uncheck()  # nothing moves until all is prepared
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
@@ -396,16 +405,9 @@ def test_an_open_page_follows_the_run_and_keeps_its_place(
     assert page.locator("#count").text_content() == "82 shown"
 
 
-def test_nothing_is_read_anew_while_a_video_is_looked_at(
-    page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pages, "AGAIN", 1.0)
-    folder = tmp_path / "night"
-    folder.mkdir()
-    gallery = Gallery(folder, pause=0.05)
-    gallery.add(row(1))
-    gallery.refresh()
-    page = page_of(folder, "#v=0001-a-video.mp4")
+def test_nothing_is_read_anew_while_a_video_is_looked_at(page_of: Open, night: Callable[..., Gallery]) -> None:
+    gallery = night(1.0, row(1))
+    page = page_of(gallery.folder, "#v=0001-a-video.mp4")
     gallery.add(row(2))
     gallery.refresh()
     page.wait_for_timeout(2500)
@@ -417,16 +419,8 @@ def test_nothing_is_read_anew_while_a_video_is_looked_at(
     assert page.locator("#count").text_content() == "2 shown"
 
 
-def test_a_page_that_a_killed_run_left_looks_more_and_more_seldom(
-    page_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pages, "AGAIN", 0.3)
-    folder = tmp_path / "night"
-    folder.mkdir()
-    gallery = Gallery(folder, pause=0.05)
-    gallery.add(row(1))
-    gallery.refresh()
-    page = page_of(folder)
+def test_a_page_that_a_killed_run_left_looks_more_and_more_seldom(page_of: Open, night: Callable[..., Gallery]) -> None:
+    page = page_of(night(0.3, row(1)).folder)
     loads: list[str] = []
     page.on("load", lambda _: loads.append(page.url))
     page.wait_for_timeout(7000)
