@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -348,6 +349,15 @@ def test_a_folder_of_another_bench_is_not_mixed_up(tmp_path: Path) -> None:
     (tmp_path / "measurements.jsonl").write_text("")
     open_folder(tmp_path, {"workload": 2}, True)
     assert not (tmp_path / "measurements.jsonl").exists()
+
+
+def test_a_bench_goes_on_wherever_its_text_tower_lies_now(tmp_path: Path) -> None:
+    asked = []
+    for place in (EMBEDDED, Path(shutil.copytree(EMBEDDED, tmp_path / "moved"))):
+        arguments = f"bench --count 1 --num-inference-steps 1 --row dense:steps=1 --frontier-steps 1 --out {tmp_path / 'bench'}"
+        CliRunner().invoke(app, [*arguments.split(), "--embedder", str(place)], catch_exceptions=False)
+        asked.append(json.loads((tmp_path / "bench" / "asked.json").read_text()))
+    assert asked[0] == asked[1]
 
 
 def test_the_bound_is_that_of_clopper_and_pearson() -> None:

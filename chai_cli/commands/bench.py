@@ -201,11 +201,12 @@ def bench(
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
     backbone = load(record, placement)
     tower = embedder or record.embedder
+    texts = load_embedder(tower, str(backbone.device))
     asked = {
         "fingerprint": backbone.fingerprint,
         "workload": work.identity(),
         "settings": asdict(settings),
-        "cache": [tower, min_similarity, min_coverage, cache_dtype.value],
+        "cache": [texts.name, min_similarity, min_coverage, cache_dtype.value],
         "placement": asdict(placement),
         "machine": output.machine(backbone),
     }
@@ -214,7 +215,7 @@ def bench(
         out, numbers=cache_dtype.value, min_similarity=min_similarity, embedder=embedder, min_coverage=min_coverage
     )
     critic = critic_for(prompts is None, tower, str(backbone.device))
-    made = Bench(backbone, critic, load_embedder(tower, str(backbone.device)), work, rows, out, caching, say, videos)
+    made = Bench(backbone, critic, texts, work, rows, out, caching, say, videos)
     steps = [made.look(case, None).num_inference_steps for case in work.cases]
     known = {one.label for one in rows}
     made.rows += [one for one in frontier(max(steps), made.own_scheduler(), few, solvers) if one.label not in known]
