@@ -92,6 +92,8 @@ def test_a_torchvision_that_does_not_fit_is_one_sentence(
         ("cache warm x --model ./som", {"./some/"}),
         ("gen x --method ni", {"nirvana", "nirvana+chai"}),
         ("gen x --cache-policy lf", {"lfu"}),
+        ("gen x --resolution 4", {"480p"}),
+        ("cache warm x --duration ", {"2s", "4s", "8s", "16s"}),
         ("cache ev", {"evict"}),
     ],
 )

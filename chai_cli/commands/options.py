@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -77,6 +78,18 @@ def methods_like(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
+def sizes_like(table: str) -> Callable[[str], list[str]]:
+    """Names out of a table of the families that have sizes by name, for the shell."""
+
+    def names(incomplete: str) -> list[str]:
+        from chai_cli.backbones.base import FAMILIES
+
+        presets = [family.load(family.presets) for family in FAMILIES.values() if family.presets]
+        return [name for sizes in presets for name in getattr(sizes, table) if name.startswith(incomplete)]
+
+    return names
+
+
 PromptsArgument = Annotated[str, typer.Argument(help="Prompt file: .txt (one a line), .jsonl, .csv, or - for standard input.")]
 ModelOption = Annotated[
     str,
@@ -129,13 +142,22 @@ FramesOption = Annotated[
 ]
 ResolutionOption = Annotated[
     str | None,
-    typer.Option(help="Open-Sora: 144p, 240p, 360p, 480p or 720p, instead of height and width.", rich_help_panel=LOOK),
+    typer.Option(
+        help="Open-Sora: 144p, 240p, 360p, 480p or 720p, instead of height and width.",
+        rich_help_panel=LOOK,
+        autocompletion=sizes_like("SIZES"),
+    ),
 ]
 AspectOption = Annotated[
     str | None, typer.Option(help="Open-Sora: width:height, such as 16:9 (the default), 1:1 or 9:16.", rich_help_panel=LOOK)
 ]
 DurationOption = Annotated[
-    str | None, typer.Option(help="Open-Sora: 2s, 4s, 8s or 16s, instead of a number of frames.", rich_help_panel=LOOK)
+    str | None,
+    typer.Option(
+        help="Open-Sora: 2s, 4s, 8s or 16s, instead of a number of frames.",
+        rich_help_panel=LOOK,
+        autocompletion=sizes_like("DURATIONS"),
+    ),
 ]
 AestheticOption = Annotated[
     float | None,
