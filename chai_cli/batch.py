@@ -20,7 +20,7 @@ from chai_cli.machine import versions
 from chai_cli.progress import Progress
 from chai_cli.prompts import BadLine, Request
 from chai_cli.report import Report, Row
-from chai_cli.reuse.base import Reuse
+from chai_cli.reuse.base import Learner, Reuse
 from chai_cli.video import enlargement, holds
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ class Batch:
                 if not finished:
                     self.check_sizes(todo)
                 renderer = load()
+                self.warn_small(todo, renderer.donors)
                 renderer.preview = self.preview(renderer)
                 if self.gallery:
                     self.gallery.open()
@@ -293,6 +294,18 @@ class Batch:
             name = self.options.record.name
             self.progress.note(f"the {name} model does not know these words, and guesses: {', '.join(told)}{more}")
 
+    def warn_small(self, todo: list[Job], donors: Donors | None) -> None:
+        """Say at once if the cache is too small for any hit, not only in the row of each miss."""
+        if donors is None or donors.trouble or not isinstance(donors.reuse, Learner):
+            return
+        found = {}
+        for look in {donors.size(job.look): job.look for job in todo}.values():
+            with suppress(ChaiError):  # a size that the model cannot make is told in its row
+                found[donors.too_small(donors.reuse, look)] = f"{look.width}x{look.height}, {look.num_frames} frames"
+        for why, size in found.items():
+            if why:
+                self.progress.note(f"no prompt of {size} can be a hit: {why}")
+
     def warn_cut(self, cut: list[tuple[Job, int]]) -> None:
         """Say which prompts are longer than the model reads."""
         if cut:
@@ -337,7 +350,7 @@ class Batch:
 
     def fail(self, job: Job, error: Exception, renderer: Renderer, report: Report) -> None:
         """One failed prompt is one row; the traceback goes to the log, memory is given back."""
-        from chai_cli.render import is_out_of_memory
+        from chai_cli.memory import is_out_of_memory
 
         self.log(f"{job.file} failed\n{''.join(traceback.format_exception(error))}")
         if "No space left" in str(error):

@@ -92,7 +92,6 @@ class Donors:
     files: ModelFiles
     reuse: Reuse
     options: CacheOptions
-    device: str = "cpu"
     embedder: Embedder | None = None
     trouble: str = ""
     dense_seconds: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
@@ -106,7 +105,7 @@ class Donors:
         self.store = LatentStore(options.path, options.budget, options.policy, options.numbers, options.readonly)
         try:
             len(self.store)
-            embedder = self.embedder or load_embedder(options.embedder or self.record.embedder, self.device)
+            embedder = self.embedder or load_embedder(options.embedder or self.record.embedder)
             least = options.min_similarity, self.reuse.by_prompt, options.min_coverage
             self.retriever = Retriever(self.store, embedder, *least)
             understand(["a prompt"], embedder)  # loads the language model: part of loading, not of the first prompt
@@ -337,12 +336,13 @@ class Donors:
     def saved(self, found: Found, look: Look, seconds: float) -> float:
         """Seconds saved against the median dense render of the same size and steps of this run.
 
-        If there was none, against the donor's own, in proportion to the steps.
+        The first of a run starts cold and counts only where it is the only one. If there was none, against the donor's own, in
+        proportion to the steps.
         """
         assert found.entry is not None
         steps = look.num_inference_steps / found.entry.schedule["num_inference_steps"]
         dense = self.dense_seconds.get(self.size(look)) or [found.entry.seconds * steps]
-        return statistics.median(dense) - seconds
+        return statistics.median(dense[1:] or dense) - seconds
 
     def size(self, look: Look) -> tuple[int, ...]:
         return look.height, look.width, look.num_frames, look.num_inference_steps

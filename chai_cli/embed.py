@@ -57,14 +57,12 @@ class Embedder:
         model: Any,
         tokenizer: Any,
         name: str,
-        device: str,
         similarity: tuple[float, float],
         unknown_words: Unknown | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
-        self.device = device
         self.min_similarity, self.min_prompt_similarity = similarity
         self.context = int(model.context_length)
         # A text cut to the context ends in one end mark at most; two equal marks at the end are padding.
@@ -144,7 +142,7 @@ class Embedder:
         import torch
 
         with torch.inference_mode():
-            tokens = self.tokenizer(list(texts), context_length=self.context).to(self.device)
+            tokens = self.tokenizer(list(texts), context_length=self.context)
             rows: np.ndarray = self.model.encode_text(tokens).float().cpu().numpy()
         return np.stack([unit(row) for row in rows])
 
@@ -160,27 +158,23 @@ def drawn(text: str, width: int) -> np.ndarray:
     return unit(np.random.default_rng(seed).standard_normal(width))
 
 
-def load_embedder(spec: str, device: str = "cpu") -> Embedder:
-    """Load a text tower.
+def load_embedder(spec: str) -> Embedder:
+    """Load a text tower. It runs on the CPU: it is small, and the accelerator is full of the model.
 
     Args:
         spec: A name of open_clip (`ViT-B-32`, or `ViT-B-32:openai` with the tag of its weights), a hub repository
             (`hf-hub:owner/name`), or a folder with `open_clip_config.json`, weights and tokenizer (`local-dir:` may precede it).
 
     Raises:
-        ChaiError: unknown name, files missing or broken, weights not on this disk and the hub out of reach, or no such device.
+        ChaiError: unknown name, files missing or broken, weights not on this disk and the hub out of reach.
     """
     name, model, tokenizer = load_towers(spec)
     unknown: Unknown | None = None
     similarity = (SIMILARITY, PROMPT_SIMILARITY)
-    if folder_of(spec) == EMBEDDED.resolve():
+    if name == folder_name(EMBEDDED):
         similarity, unknown = (EMBEDDED_SIMILARITY, EMBEDDED_PROMPT_SIMILARITY), unknown_words
     del model.visual  # only text is read
-    try:
-        model = model.eval().requires_grad_(False).to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ChaiError(f"the embedder cannot run on {device!r} ({first_line(error)}): give another --device") from None
-    return Embedder(model, tokenizer, name, device, similarity, unknown)
+    return Embedder(model.eval().requires_grad_(False), tokenizer, name, similarity, unknown)
 
 
 def folder_of(spec: str) -> Path | None:
@@ -194,7 +188,11 @@ def load_towers(spec: str) -> tuple[str, Any, Any]:
     folder = folder_of(spec)
     if folder is None:
         return load_named(spec)
-    return f"open_clip:{digest(folder)}", *load_folder(folder)
+    return folder_name(folder), *load_folder(folder)
+
+
+def folder_name(folder: Path) -> str:
+    return f"open_clip:{digest(folder)}"
 
 
 def digest(folder: Path) -> str:

@@ -60,14 +60,6 @@ class Understood:
     meaning_seconds: float = 0.0
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for the device's own error and for the ways in which the CPU allocator words it."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)
-
-
 def peak_memory_mib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
@@ -133,8 +125,6 @@ class Renderer:
         call for the same request takes them instead of sampling again.
         """
         device = self.backbone.device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
         seconds = {"text": understood.text_seconds, "retrieval": understood.meaning_seconds}
 
         def part(key: str) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 VISIBLE = 256  # pixels; smaller clips are enlarged so that a person can see them
 CRF = 16
+LARGE = 2**18  # pixels of a frame from which ffmpeg takes several threads
 
 
 def enlargement(height: int, width: int) -> int:
@@ -57,7 +58,8 @@ def write_mp4(frames: np.ndarray, path: Path, fps: int, scale: int, comment: dic
     if comment is not None:
         meta.write_text(ffmetadata(json.dumps(comment)), encoding="ascii")
         notes = ["-f", "ffmetadata", "-i", str(meta), "-map", "0:v", "-map_metadata", "1"]
-    codec = ["-c:v", "libx264", "-preset", "medium", "-crf", str(CRF), "-pix_fmt", "yuv420p", "-threads", "1"]
+    threads = "1" if height * width < LARGE else "4"  # never as many as the machine has: each number makes other bytes
+    codec = ["-c:v", "libx264", "-preset", "medium", "-crf", str(CRF), "-pix_fmt", "yuv420p", "-threads", threads]
     tail = ["-fflags", "+bitexact", "-flags:v", "+bitexact", "-movflags", "+faststart", "-y", str(path)]
     try:
         process = subprocess.run(

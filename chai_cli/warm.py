@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chai_cli.backbones.base import Look, ModelRecord, resolve, unscored
-from chai_cli.batch import told
+from chai_cli.backbones.base import Look, ModelRecord, Text, resolve, unscored
+from chai_cli.batch import WAVE, told
 from chai_cli.donors import Donors
 from chai_cli.errors import ChaiError, first_line
+from chai_cli.memory import is_out_of_memory
 from chai_cli.progress import Progress
 from chai_cli.prompts import Request
-from chai_cli.render import Renderer, Understood, is_out_of_memory
+from chai_cli.render import Renderer, Understood
 from chai_cli.report import Row
 from chai_cli.retrieve import Cover, Meaning, choose_donors
 from chai_cli.reuse.base import Learner
@@ -120,18 +121,37 @@ def warm(choice: Choice, renderer: Renderer, progress: Progress, report: Callabl
         renderer.scratch = Path(scratch)
         progress.start(len(choice.chosen))
         try:
-            for request, look, meaning in choice.chosen:
-                progress.begin(request.name)
-                row = warm_one(request, look, meaning, renderer, progress)
-                report(row)
-                progress.end(row)
-                if row.not_stored:
-                    raise ChaiError(f"the cache cannot be filled: {row.not_stored}")
+            for start in range(0, len(choice.chosen), WAVE):
+                wave = choice.chosen[start : start + WAVE]
+                texts = [encoded(request, look, renderer) for request, look, _ in wave]
+                renderer.backbone.release_text_encoder()
+                for (request, look, meaning), text in zip(wave, texts, strict=True):
+                    progress.begin(request.name)
+                    row = warm_one(request, look, meaning, text, renderer, progress)
+                    report(row)
+                    progress.end(row)
+                    if row.not_stored:
+                        raise ChaiError(f"the cache cannot be filled: {row.not_stored}")
         finally:
             progress.stop()
 
 
-def warm_one(request: Request, look: Look, meaning: Meaning, renderer: Renderer, progress: Progress) -> Row:
+def encoded(request: Request, look: Look, renderer: Renderer) -> tuple[Text, float] | Exception:
+    """A prompt's embeddings and the seconds they took, or why there are none."""
+    try:
+        return renderer.encode(request.prompt, look)
+    except Exception as error:
+        return error
+
+
+def warm_one(
+    request: Request,
+    look: Look,
+    meaning: Meaning,
+    text: tuple[Text, float] | Exception,
+    renderer: Renderer,
+    progress: Progress,
+) -> Row:
     row = Row(
         id=request.id or request.name,
         index=request.index,
@@ -146,9 +166,12 @@ def warm_one(request: Request, look: Look, meaning: Meaning, renderer: Renderer,
         model=renderer.backbone.record.name,
     )
     try:
-        understood = Understood(*renderer.encode(request.prompt, look), meaning)
+        if isinstance(text, Exception):
+            raise text
+        understood = Understood(*text, meaning)
         made = renderer.render(request.name, look, understood, {"prompt": request.prompt}, None, progress.step)
     except Exception as error:
+        error.__traceback__ = None  # it holds tensors
         renderer.backbone.free_memory()
         hint = "; try --offload model, --vae-tiling or a smaller size" if is_out_of_memory(error) else ""
         return replace(row, status="failed", why=first_line(error) + hint)

@@ -171,8 +171,3 @@ def test_a_folder_without_weights_is_not_filled_with_random_ones(tmp_path: Path)
     (folder / "open_clip_model.safetensors").unlink()
     with pytest.raises(ChaiError, match="cannot be loaded"):
         load_embedder(str(folder))
-
-
-def test_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ChaiError, match="give another --device"):
-        load_embedder(str(EMBEDDED), "nonsense")

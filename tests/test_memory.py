@@ -1,4 +1,4 @@
-"""Freed memory stays with the process."""
+"""Freed memory stays with the process, and a lack of it is known however it is worded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from chai_cli.memory import is_out_of_memory
 
 CODE = """
 import resource, torch
@@ -39,3 +42,24 @@ def test_blocks_are_not_handed_back_and_cleared_again() -> None:
     assert kept[0] == "True"
     assert by_hand[0] == "False"
     assert kept[1] < by_hand[1] / 10 > 1000, (kept, by_hand)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 17 GB)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_in_all_its_words(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of memory"), KeyboardInterrupt()])
+def test_other_errors_are_not_taken_for_it(error: BaseException) -> None:
+    assert not is_out_of_memory(error)

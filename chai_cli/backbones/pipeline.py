@@ -7,22 +7,25 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers.hooks import apply_group_offloading
 from diffusers.utils import logging as diffusers_logging
-from diffusers.utils.torch_utils import randn_tensor
+from diffusers.utils.torch_utils import empty_device_cache, randn_tensor
 from transformers.utils import logging as transformers_logging
 
 from chai_cli.backbones.base import Incomplete, Look, ModelFiles, ModelRecord, Placement, Text, identity
 from chai_cli.errors import ChaiError, first_line
-from chai_cli.memory import keep_freed
+from chai_cli.memory import is_out_of_memory, keep_freed
 
 SCHEDULERS = {"euler": FlowMatchEulerDiscreteScheduler, "unipc": UniPCMultistepScheduler}
-COMPILED = 64  # graphs of a block
+COMPILED = 64  # graphs of a block: sizes and lengths of prompts, each with and without a donor
+COMPILED_OFFLOADED = 10_000  # with `--offload group` every block has graphs of its own
 HEAVY = 2**30  # bytes; a text encoder beyond this leaves the accelerator while the transformer works
 
 
@@ -66,7 +69,6 @@ class PipelineBackbone(ABC):
     """A pipeline taken apart: the same parts in the same order, with the loop left to `denoise.py`."""
 
     pipe: Any
-    whole: tuple[str, ...] = ()  # parts that `--offload group` leaves on the device, because they do not run by `forward`
 
     def __init__(self, record: ModelRecord, folder: Path, placement: Placement, files: ModelFiles) -> None:
         self.record = record
@@ -77,6 +79,8 @@ class PipelineBackbone(ABC):
         self.offload = placement.offload
         if self.device.type == "cpu":
             keep_freed()
+        elif self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # streams are made on the current one
         for library in (diffusers_logging, transformers_logging):
             library.disable_progress_bar()
             library.set_verbosity_error()
@@ -85,11 +89,20 @@ class PipelineBackbone(ABC):
         try:
             self.pipe = self.open(folder)
         except Exception as error:  # the loaders raise whatever the broken file makes them raise
+            if is_out_of_memory(error):
+                raise ChaiError(f"{record.name} does not fit into the memory of this machine: {first_line(error)}") from None
             raise Incomplete(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
         if placement.vae_tiling:
             self.pipe.vae.enable_tiling()
         self.add_loras(placement.lora)
-        self.place(placement)
+        try:
+            self.place(placement)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ChaiError(
+                f"{record.name} does not fit on {self.device}: try --offload model or --offload group, or --dtype bfloat16"
+            ) from None
 
     @abstractmethod
     def open(self, folder: Path) -> Any:
@@ -104,6 +117,10 @@ class PipelineBackbone(ABC):
         self, model: Any, latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor, look: Look
     ) -> torch.Tensor:
         """The velocity from data to noise, of one side of guidance."""
+
+    @abstractmethod
+    def frames(self, latents: torch.Tensor, look: Look) -> Iterable[torch.Tensor]:
+        """Decoded frames [N, 3, H, W] from -1 to 1, some at a time."""
 
     def transformer_at(self, timestep: torch.Tensor) -> Any:
         """The transformer that denoises at this time."""
@@ -137,16 +154,17 @@ class PipelineBackbone(ABC):
         if self.offload == "model":
             self.pipe.enable_model_cpu_offload(device=self.device)
         elif self.offload == "group":
+            parts = {"onload_device": self.device, "num_blocks_per_group": 1}
             stream = self.device.type == "cuda"
-            self.pipe.enable_group_offload(
-                self.device, num_blocks_per_group=1, use_stream=stream, exclude_modules=list(self.whole)
-            )
-            for name in self.whole:
-                getattr(self.pipe, name).to(self.device)
+            self.pipe.enable_group_offload(**parts, use_stream=stream, exclude_modules=["vae", "text_encoder"])
+            apply_group_offloading(self.pipe.text_encoder, **parts, block_modules=["encoder"])  # its blocks lie one deeper
+            self.pipe.vae.to(self.device)  # small beside the others, and asked piece by piece
         else:
             self.pipe.to(self.device)
         if placement.compile:
-            torch._dynamo.config.recompile_limit = COMPILED  # sizes and lengths of prompts, each with and without a donor
+            graphs = COMPILED_OFFLOADED if self.offload == "group" else COMPILED
+            torch._dynamo.config.recompile_limit = graphs
+            torch._dynamo.config.accumulated_recompile_limit = max(graphs, torch._dynamo.config.accumulated_recompile_limit)
             for transformer in self.transformers():
                 transformer.compile_repeated_blocks()
 
@@ -168,13 +186,26 @@ class PipelineBackbone(ABC):
             self.free_memory()
 
     def free_memory(self) -> None:
+        self.unload()
+        if hasattr(self.pipe.vae, "clear_cache"):  # a decode that failed leaves its features there
+            self.pipe.vae.clear_cache()
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_device_cache(self.device.type)
+
+    def unload(self) -> None:
+        """With `--offload model`, take from the device what is there, half moved parts too."""
+        for hook in getattr(self.pipe, "_all_hooks", ()):
+            hook.offload()
 
     def noise(self, look: Look) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(look.seed)
         return randn_tensor(self.latent_shape(look), generator=generator, device=self.device, dtype=torch.float32)
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor, look: Look) -> np.ndarray:
+        made = to_frames(self.frames(latents.to(self.device, self.pipe.vae.dtype), look))
+        self.unload()
+        return made
 
     @torch.no_grad()
     def velocity(
@@ -184,7 +215,7 @@ class PipelineBackbone(ABC):
 
         def forward(name: str, embeds: torch.Tensor) -> torch.Tensor:
             with model.cache_context(name, **context):
-                return self.predict(model, latents, timestep, embeds.to(self.device), look)
+                return self.predict(model, latents, timestep, embeds.to(self.device), look).float()  # as the latents are
 
         cond = forward("cond", text.cond)
         if look.guidance_scale <= 1 or text.uncond is None:
@@ -207,14 +238,16 @@ def wan_latent_frames(num_frames: int, time: int) -> int:
     return (num_frames - 1) // time + 1
 
 
-def decode_wan(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    """A video [1, 3, F, H, W] from normalised latents of an `AutoencoderKLWan`."""
+def decode_wan(vae: Any, latents: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Frames [1, 3, H, W] from normalised latents of an `AutoencoderKLWan`."""
     shape = (1, vae.config.z_dim, 1, 1, 1)
     mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents)
     std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents)
-    return vae.decode(latents / std + mean, return_dict=False)[0]
+    video: torch.Tensor = vae.decode(latents / std + mean, return_dict=False)[0]
+    return video[0].transpose(0, 1).split(1)
 
 
-def to_frames(processor: Any, video: torch.Tensor) -> np.ndarray:
-    """A video [1, 3, F, H, W] from -1 to 1 as frames, uint8 [F, H, W, 3]."""
-    return (np.asarray(processor.postprocess_video(video, output_type="np")[0]) * 255).round().astype(np.uint8)
+def to_frames(parts: Iterable[torch.Tensor]) -> np.ndarray:
+    """Frames [N, 3, H, W] from -1 to 1, some at a time, as uint8 [F, H, W, 3]: made bytes where they are, which takes least room."""
+    made = [((part / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu() for part in parts]
+    return torch.cat(made).numpy()

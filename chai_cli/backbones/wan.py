@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline
 
 from chai_cli.backbones.base import Look, ModelRecord, Placement, read_json
-from chai_cli.backbones.pipeline import SCHEDULERS, PipelineBackbone, decode_wan, fingerprint, to_frames, wan_latent_frames
+from chai_cli.backbones.pipeline import SCHEDULERS, PipelineBackbone, decode_wan, fingerprint, wan_latent_frames
 from chai_cli.errors import ChaiError
 
 
@@ -59,6 +59,8 @@ class WanFiles:
 class WanBackbone(PipelineBackbone):
     """A `WanPipeline` taken apart."""
 
+    negative: tuple[str, torch.Tensor] | None = None  # what was read last, and its embeddings: the same for most prompts
+
     def __init__(self, record: ModelRecord, folder: Path, placement: Placement) -> None:
         super().__init__(record, folder, placement, WanFiles.read(record, folder, placement))
 
@@ -76,14 +78,20 @@ class WanBackbone(PipelineBackbone):
         return self.pipe.transformer
 
     def embed(self, prompt: str, look: Look) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-        cond, uncond = self.pipe.encode_prompt(
-            prompt,
-            look.negative_prompt,
-            do_classifier_free_guidance=look.guidance_scale > 1,
-            max_sequence_length=self.record.max_sequence_length,
-            device=self.device,
-        )
-        return cond, uncond, len(self.pipe.tokenizer(prompt).input_ids) - self.record.max_sequence_length
+        cond, cut = self.read(prompt), len(self.pipe.tokenizer(prompt).input_ids) - self.record.max_sequence_length
+        if look.guidance_scale <= 1:
+            return cond, None, cut
+        if self.negative is None or self.negative[0] != look.negative_prompt:
+            self.negative = look.negative_prompt, self.read(look.negative_prompt)
+        return cond, self.negative[1], cut
+
+    def read(self, text: str) -> torch.Tensor:
+        """Embeddings of a text [1, L, D], padded with zeros."""
+        length = self.record.max_sequence_length
+        made: torch.Tensor = self.pipe.encode_prompt(
+            text, do_classifier_free_guidance=False, max_sequence_length=length, device=self.device
+        )[0]
+        return made
 
     def schedule(self, look: Look) -> Any:
         own = self.pipe.scheduler
@@ -105,7 +113,5 @@ class WanBackbone(PipelineBackbone):
         inputs = latents.to(model.dtype)
         return model(hidden_states=inputs, timestep=times, encoder_hidden_states=text, return_dict=False)[0]
 
-    @torch.no_grad()
-    def decode(self, latents: torch.Tensor, look: Look) -> np.ndarray:
-        vae = self.pipe.vae
-        return to_frames(self.pipe.video_processor, decode_wan(vae, latents.to(self.device, vae.dtype)))
+    def frames(self, latents: torch.Tensor, look: Look) -> Iterable[torch.Tensor]:
+        return decode_wan(self.pipe.vae, latents)

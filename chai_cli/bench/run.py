@@ -154,9 +154,11 @@ class Bench:
         try:
             self.open_caches()
             if open_:
-                self.fill_caches()
+                lacking = self.lacking()
                 texts = {i: self.encode(cases[i]) for i in open_}
+                donors = {i: self.encode(self.workload.donors[i])[0] for i in lacking}
                 self.backbone.release_text_encoder()
+                self.fill_caches(lacking, donors)
                 self.warm_up([cases[i] for i in open_], [texts[i][0] for i in open_])
             for count, index in enumerate(open_, 1):
                 began = time.perf_counter()
@@ -184,7 +186,7 @@ class Bench:
                 continue
             row.reuse.check(self.backbone)
             options = replace(self.caching, path=self.folder / "caches" / safe(row.label), budget=UNLIMITED)
-            donors = Donors(self.backbone.record, self.backbone, row.reuse, options, str(self.backbone.device), self.embedder)
+            donors = Donors(self.backbone.record, self.backbone, row.reuse, options, self.embedder)
             if donors.trouble:
                 raise ChaiError(donors.trouble)
             self.caches[row.label] = donors
@@ -208,26 +210,28 @@ class Bench:
         ours |= {self.identity(case) for i, case in enumerate(self.workload.cases) if (row.label, i) in self.done}
         donors.store.remove([entry.id for entry in donors.store.entries() if identity_of(entry) not in ours])
 
-    def fill_caches(self) -> None:
-        """Render the workload's donors, once for each solver that rows use, and give every cache what its row reads."""
+    def lacking(self) -> dict[int, list[Row]]:
+        """The workload's donors that caches do not hold yet, and the rows that read them."""
         there = {label: set(map(identity_of, donors.store.entries())) for label, donors in self.caches.items()}
+        found = {}
         for index, case in enumerate(self.workload.donors):
             steps = self.look(case, None).num_inference_steps
-            lacking = [
-                row
-                for row in self.rows
-                if row.reuse and not row.reuse.useless(steps) and self.identity(case) not in there[row.label]
-            ]
-            for scheduler in dict.fromkeys(row.scheduler for row in lacking):
+            readers = [row for row in self.rows if row.reuse and not row.reuse.useless(steps)]
+            found[index] = [row for row in readers if self.identity(case) not in there[row.label]]
+        return {index: rows for index, rows in found.items() if rows}
+
+    def fill_caches(self, lacking: dict[int, list[Row]], texts: dict[int, Text]) -> None:
+        """Render donors, once for each solver that rows use, and give every cache what its row reads."""
+        for index, rows in lacking.items():
+            case = self.workload.donors[index]
+            meaning = understand([case.prompt], self.embedder)[0]
+            for scheduler in dict.fromkeys(row.scheduler for row in rows):
                 look = self.look(case, scheduler)
-                meaning = understand([case.prompt], self.embedder)[0]
-                text = self.backbone.encode(case.prompt, look)
-                reference = self.reference(f"donor{index}", look, case.prompt, text, keep=True)
-                for row in lacking:
+                reference = self.reference(f"donor{index}", look, case.prompt, texts[index], keep=True)
+                for row in rows:
                     if row.scheduler == scheduler:
                         self.keep(row, meaning, look, reference)
-            if lacking:
-                self.say(f"donor {index + 1}/{len(self.workload.donors)}")
+            self.say(f"donor {index + 1}/{len(self.workload.donors)}")
 
     def keep(self, row: Row, meaning: Meaning, look: Look, reference: Reference) -> float:
         """Store a dense render as a row's method would, if it can serve as a donor; the seconds that took."""

@@ -201,7 +201,7 @@ def bench(
     placement = Placement(device, dtype, offload, attention_backend, compile, vae_tiling, tuple(lora or ()))
     backbone = load(record, placement)
     tower = embedder or record.embedder
-    texts = load_embedder(tower, str(backbone.device))
+    texts = load_embedder(tower)
     asked = {
         "fingerprint": backbone.fingerprint,
         "workload": work.identity(),

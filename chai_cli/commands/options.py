@@ -375,7 +375,7 @@ def open_donors(backbone: Backbone, reuse: Reuse | None, options: CacheOptions, 
     from chai_cli.donors import Donors
 
     reuse.check(backbone)
-    donors = Donors(backbone.record, backbone, reuse, options, str(backbone.device))
+    donors = Donors(backbone.record, backbone, reuse, options)
     if donors.trouble:
         progress.note(f"no reuse: {donors.trouble}")
     return donors

@@ -103,7 +103,7 @@ def warm(
     if files is None:  # it has to be downloaded first
         loaded.append(load(record, placement))
         files = loaded[0]
-    donors = Donors(record, files, reuse, caching, device or "cpu")
+    donors = Donors(record, files, reuse, caching)
     if donors.trouble:
         raise ChaiError(donors.trouble)
 

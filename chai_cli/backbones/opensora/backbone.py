@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ import numpy as np
 import torch
 import transformers
 from diffusers import AutoencoderKLWan, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
-from diffusers.video_processor import VideoProcessor
 
 from chai_cli.backbones.base import Look, ModelRecord, Placement, part_of, read_json
 from chai_cli.backbones.opensora.captions import prepared
 from chai_cli.backbones.opensora.transformer import STDiT3
 from chai_cli.backbones.opensora.vae import OpenSoraVAE, latent_frames
-from chai_cli.backbones.pipeline import SCHEDULERS, PipelineBackbone, decode_wan, fingerprint, to_frames, wan_latent_frames
+from chai_cli.backbones.pipeline import SCHEDULERS, PipelineBackbone, decode_wan, fingerprint, wan_latent_frames
 from chai_cli.errors import ChaiError
 
 IMAGE_FPS = 120  # what Open-Sora is told of a single frame
@@ -79,12 +79,9 @@ class OpenSoraFiles:
 class OpenSoraBackbone(PipelineBackbone):
     """An Open-Sora: its velocity, turned round, is that of diffusers' flow matching solvers."""
 
-    whole = ("vae",)
-
     def __init__(self, record: ModelRecord, folder: Path, placement: Placement) -> None:
         self.files = OpenSoraFiles.read(record, folder, placement)
         super().__init__(record, folder, placement, self.files)
-        self.processor = VideoProcessor(vae_scale_factor=SPACE)
 
     def open(self, folder: Path) -> OpenSoraPipeline:
         index = read_json(folder / "model_index.json", f"{folder / 'model_index.json'} cannot be read")
@@ -147,12 +144,9 @@ class OpenSoraBackbone(PipelineBackbone):
         )[0]
         return -out[:, : latents.shape[1]]
 
-    @torch.no_grad()
-    def decode(self, latents: torch.Tensor, look: Look) -> np.ndarray:
+    def frames(self, latents: torch.Tensor, look: Look) -> Iterable[torch.Tensor]:
         vae = self.pipe.vae
-        latents = latents.to(self.device, vae.dtype)
-        video = decode_wan(vae, latents) if isinstance(vae, AutoencoderKLWan) else vae.decode(latents, look.num_frames)
-        return to_frames(self.processor, video)
+        return decode_wan(vae, latents) if isinstance(vae, AutoencoderKLWan) else vae.frames(latents, look.num_frames)
 
 
 def time_shift(look: Look, side: int) -> float:

@@ -6,7 +6,7 @@ Parameter names are those of the published weights. Videos are coded in pieces o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -164,9 +164,9 @@ class FrameVae(nn.Module):
         frames = [one.sample(generator) if generator else one.mode() for one in coded]
         return torch.cat(frames).mul(SPATIAL_SCALE).unflatten(0, (video.shape[0], -1)).transpose(1, 2)
 
-    def decode(self, latents: Tensor) -> Tensor:
-        frames = [self.module.decode(part / SPATIAL_SCALE).sample for part in self.parts(latents)]
-        return torch.cat(frames).unflatten(0, (latents.shape[0], -1)).transpose(1, 2)
+    def frames(self, latents: Tensor) -> Iterator[Tensor]:
+        """Decoded frames [N, 3, H, W], a few at a time, of one video after the other."""
+        return (self.module.decode(part / SPATIAL_SCALE).sample for part in self.parts(latents))
 
     def parts(self, video: Tensor) -> Sequence[Tensor]:
         frames = video.transpose(1, 2).flatten(0, 1)
@@ -236,20 +236,25 @@ class OpenSoraVAE(Published, ModelMixin, ConfigMixin):  # type: ignore[misc]
         latents = torch.cat([one.sample(generator) if generator else one.mode() for one in coded], 2)
         return (latents - self.shift) / self.scale
 
-    @apply_forward_hook  # type: ignore[untyped-decorator]
     def decode(self, latents: Tensor, num_frames: int) -> Tensor:
         """A video from normalised latents.
 
         Args:
             num_frames: Of the video; latents of up to four numbers of frames have the same shape.
         """
+        frames = torch.cat(list(self.frames(latents, num_frames)))
+        return frames.unflatten(0, (latents.shape[0], -1)).transpose(1, 2)
+
+    @apply_forward_hook  # type: ignore[untyped-decorator]
+    def frames(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
+        """The same, a few frames [N, 3, H, W] at a time."""
         latents = latents * self.scale.to(latents.dtype) + self.shift.to(latents.dtype)
         piece = self.config.micro_frame_size or num_frames
         parts, frames = latents.split(latent_frames(piece, None, self.temporal_vae.factor), 2), []
         for part in parts:
             frames.append(self.temporal_vae.decode(part, min(piece, num_frames)))
             num_frames -= piece
-        return self.spatial_vae.decode(torch.cat(frames, 2))
+        return self.spatial_vae.frames(torch.cat(frames, 2))
 
     def enable_tiling(self) -> None:
         """Decode frames in tiles: less memory, slower."""

@@ -35,7 +35,8 @@ class Published:
     def filled(cls, config: dict[str, Any], weights: dict[str, Tensor], told: str, dtype: torch.dtype | None) -> Self:
         """A model of a configuration, in which words that are not this class's are passed over, with these weights."""
         known = inspect.signature(cls.__init__).parameters
-        model: Any = cls(**{name: value for name, value in config.items() if name in known})
+        with torch.device("meta"):  # all tensors come from the files
+            model: Any = cls(**{name: value for name, value in config.items() if name in known})
         missing, foreign = model.load_state_dict(weights, strict=False, assign=True)
         if missing:
             raise ChaiError(f"{told} lacks {len(missing)} tensors, such as {missing[0]}")
