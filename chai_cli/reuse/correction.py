@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool3d
+from torch.nn.functional import avg_pool2d
 
 from chai_cli.denoise import leap
 from chai_cli.errors import ChaiError
@@ -230,7 +230,8 @@ def features(estimate: Tensor, latents: Tensor, earlier: Tensor | None) -> Tenso
 
 def around(latents: Tensor, cells: int) -> Tensor:
     """The mean over the surroundings within a frame."""
-    return avg_pool3d(latents.float(), (1, cells, cells), 1, (0, cells // 2, cells // 2), count_include_pad=False)
+    frames = latents.float().flatten(1, 2)
+    return avg_pool2d(frames, cells, 1, cells // 2, count_include_pad=False).view_as(latents)
 
 
 @contextmanager
