@@ -91,7 +91,8 @@ class PipelineBackbone(ABC):
         except Exception as error:  # the loaders raise whatever the broken file makes them raise
             if is_out_of_memory(error):
                 raise ChaiError(f"{record.name} does not fit into the memory of this machine: {first_line(error)}") from None
-            raise Incomplete(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
+            kind = ChaiError if isinstance(error, ImportError) else Incomplete  # no download brings a package
+            raise kind(f"cannot load {record.name} from {folder}: {first_line(error)}") from None
         if placement.vae_tiling:
             self.pipe.vae.enable_tiling()
         self.add_loras(placement.lora)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from chai_cli.backbones.base import Backbone, ModelRecord, Placement, load
+from chai_cli.backbones.base import Backbone, Incomplete, ModelRecord, Placement, load
 from chai_cli.denoise import denoise
 from chai_cli.errors import ChaiError
 from chai_cli.reuse.dense import Dense
@@ -64,12 +64,23 @@ def test_latents_are_not_rounded_to_the_numbers_of_the_model(family: Family, sch
     assert not torch.equal(latents, latents.bfloat16().float())
 
 
-def test_a_model_that_does_not_fit_is_one_sentence(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "error", "said"),
+    [
+        ("place", torch.OutOfMemoryError("CUDA out of memory"), "does not fit on cpu: try --offload model"),
+        ("open", MemoryError("no room"), "does not fit into the memory of this machine"),
+        ("open", ImportError("needs the sentencepiece library"), "needs the sentencepiece library"),
+    ],
+)
+def test_what_no_download_mends_is_one_sentence_at_once(
+    family: Family, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception, said: str
+) -> None:
     record, backbone = family
 
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def fails(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr(type(backbone), "place", full)
-    with pytest.raises(ChaiError, match="does not fit on cpu: try --offload model"):
+    monkeypatch.setattr(type(backbone), part, fails)
+    with pytest.raises(ChaiError, match=said) as told:
         load(record, Placement(device="cpu"))
+    assert not isinstance(told.value, Incomplete)
