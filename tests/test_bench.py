@@ -578,6 +578,23 @@ def test_losses_are_counted_by_what_differs() -> None:
         assert change.differs + change.same == 60
 
 
+@pytest.mark.parametrize(
+    ("later", "speedup", "warned"), [(40, 4.0, "seconds are of the 40 of 70 requests"), (9, 1.0, "do not trust")]
+)
+def test_seconds_of_two_runs_are_not_compared(later: int, speedup: float, warned: str) -> None:
+    """A row added in a second run, on a slower machine, to 30 requests whose full render the first had timed."""
+    table = planted_table([0.5] * (30 + later), [False] * (30 + later))
+    for (label, i), one in list(table.made.items()):
+        first, added = i < 30, label == "chai"
+        session, seconds = ("first", 4.0) if first and not added else ("second", 2.0 if added else 8.0)
+        table.made[label, i] = replace(one, session=session, seconds={"denoise": 4.0 if first and added else seconds})
+    table = Table(table.workload, table.rows, table.made)
+    figures = table.summary(table.rows[1]).hits
+    assert figures
+    assert (figures.count, figures.speedup) == (30 + later, speedup)
+    assert any(warned in line for line in output.warnings(table))
+
+
 def test_kept_videos_have_their_prompts_beside_them(tmp_path: Path) -> None:
     frames = np.zeros((5, 16, 16, 3), np.uint8)
     look = resolve(find_record("embedded"), Settings(), None)

@@ -193,6 +193,8 @@ def warnings(table: Table) -> list[str]:
     found = []
     if table.dropped:
         found.append(f"{table.dropped} requests are left out of all figures because some row failed on them")
+    if (timed := len(table.timed(table.cases))) < len(table.cases):
+        found.append(f"seconds are of the {timed} of {len(table.cases)} requests that all rows rendered in one run")
     for label, count in table.sessions().items():
         found.append(
             f"{label}: {count} of {len(table.cases)} requests were timed in another run than dense; do not trust its seconds"

@@ -13,6 +13,8 @@ from chai_cli.bench.statistics import Frontier, Setting, interval, upper_bound
 from chai_cli.bench.workload import Workload
 from chai_cli.embedded.world import ATTRIBUTES, Scene
 
+TIMED = 20  # requests, under which a median of seconds says little
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -110,6 +112,7 @@ class Table:
     Attributes:
         cases: The requests that every working row rendered: only these count, so that like is compared with like.
         dropped: How many were left out because some row failed on them.
+        together: Of the cases, those on which all working rows were timed in one run, if rows were added in a later one.
         errors: Of rows that never worked.
     """
 
@@ -129,6 +132,7 @@ class Table:
         tried = [i for i in indices if all((label, i) in self.made for label in working)]
         self.cases = [i for i in tried if all((label, i) in good for label in working)]
         self.dropped = len(tried) - len(self.cases)
+        self.together = [i for i in self.cases if len({self.made[label, i].session for label in working}) == 1]
         self.judged = bool(self.cases) and all(
             self.made[label, i].seen["reading"] is not None for label in working for i in self.cases
         )
@@ -153,12 +157,17 @@ class Table:
     def plain(self) -> list[Row]:
         return [row for row in self.rows if row.plain and row.label not in self.errors]
 
+    def timed(self, cases: Sequence[int]) -> list[int]:
+        """The requests whose seconds count: those timed in one run, unless they are few or come from a cache that grew."""
+        together = [i for i in cases if i in self.together]
+        return list(cases) if self.workload.grows or len(together) < TIMED else together
+
     def settings(self, cases: Sequence[int], seconds: Callable[[Iterable[float]], float]) -> list[Setting]:
         """Plain sampling on some requests."""
         return [
             Setting(
                 row.label,
-                seconds(self.made[row.label, i].total for i in cases),
+                seconds(self.made[row.label, i].total for i in self.timed(cases)),
                 tuple(self.score(row.label, i) for i in cases),
             )
             for row in self.plain()
@@ -199,12 +208,12 @@ class Table:
             mixed: Hits and misses are among them.
         """
         found = [self.made[row.label, i] for i in cases]
-        dense = [self.made[REFERENCE, i] for i in cases]
         seen = [one.read() for one in found]
         scores = [self.score(row.label, i) for i in cases]
         middle: Callable[[Iterable[float]], float] = statistics.fmean if mixed else statistics.median
-        seconds = middle(one.total for one in found)
-        ratios = [theirs.total / ours.total for theirs, ours in zip(dense, found, strict=True)]
+        ours, theirs = ([self.made[label, i].total for i in self.timed(cases)] for label in (row.label, REFERENCE))
+        seconds = middle(ours)
+        ratios = [one / other for one, other in zip(theirs, ours, strict=True)]
         frontier = Frontier(self.settings(cases, middle))
         needed = frontier.seconds_for(statistics.fmean(scores))
         controls = [] if mixed or row.peer else [self.control_score(row, i) for i in cases]
@@ -224,7 +233,7 @@ class Table:
             steps=statistics.median(one.steps for one in found),
             calls=statistics.median(one.calls for one in found),
             seconds=seconds,
-            speedup=sum(one.total for one in dense) / sum(one.total for one in found) if mixed else statistics.median(ratios),
+            speedup=sum(theirs) / sum(ours) if mixed else statistics.median(ratios),
             attributes=attributes,
             fidelity=statistics.fmean(scores),
             clip_t=statistics.fmean(one.clip_t for one in seen),
@@ -271,11 +280,11 @@ class Table:
         return [self.summary(row) for row in self.rows]
 
     def sessions(self) -> dict[str, int]:
-        """Rows whose seconds were taken in another process than dense's, and on how many requests."""
-        found = {}
+        """Rows whose seconds count though they were taken in another run than dense's, and on how many requests."""
+        found, timed = {}, self.timed(self.cases)
         for row in self.rows:
             if row.label not in self.errors:
-                other = sum(self.made[row.label, i].session != self.made[REFERENCE, i].session for i in self.cases)
+                other = sum(self.made[row.label, i].session != self.made[REFERENCE, i].session for i in timed)
                 if other:
                     found[row.label] = other
         return found
