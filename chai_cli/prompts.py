@@ -258,12 +258,11 @@ def read_prompts(source: str, settings: Settings) -> tuple[list[Request], list[B
 
 
 def to_request(index: int, line: int, row: dict[str, Any], settings: Settings) -> Request:
-    prompt = row.get("prompt")
+    prompt, unknown = row.get("prompt"), [str(name) for name in row if name not in FIELDS]
     if prompt is not None and not isinstance(prompt, str):
         raise ValueError(f"prompt must be text, not {prompt!r}")
     if not prompt or not prompt.strip():
-        raise ValueError("no prompt in this line")
-    unknown = [str(name) for name in row if name not in FIELDS]
+        raise ValueError("no prompt in this line" + (f", but an unknown field {unknown[0]!r}" if unknown else ""))
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}; known fields are {', '.join(FIELDS)}")
     name = row.get("id")

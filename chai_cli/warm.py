@@ -52,17 +52,23 @@ def choose(requests: list[Request], record: ModelRecord, scheduler: str | None, 
     """Greedy cover within each namespace (prompts of different sizes cannot help each other), within the cache's budget.
 
     Raises:
-        ChaiError: more prompts than can be weighed against each other in memory.
+        ChaiError: more prompts than can be weighed against each other in memory, or none that can be a donor.
     """
     if len(requests) > MOST:
         raise ChaiError(f"{len(requests):,} prompts are too many to weigh at once; give a file of at most {MOST:,}")
     learner = donors.reuse if isinstance(donors.reuse, Learner) else None
     groups: dict[tuple[Any, ...], list[tuple[Request, Look]]] = {}
+    few = ""
     for request in requests:
         look = resolve(record, request.settings, scheduler)
         if unscored(record, look):  # chai gen will not render it
             continue
+        if why := donors.reuse.useless(look.num_inference_steps):
+            few = why
+            continue
         groups.setdefault(donors.kind(look) if learner else (donors.namespace(look),), []).append((request, look))
+    if few and not groups:
+        raise ChaiError(f"no prompt can be a donor: {few}; give more --num-inference-steps")
     ranked: list[tuple[int, tuple[Request, Look, Meaning]]] = []
     cached = 0
     for (name, *_), group in groups.items():

@@ -376,7 +376,8 @@ def test_unreachable_hub_is_one_sentence(chai: Callable[..., Result], tmp_path: 
     prompts.write_text("a")
     result = chai("gen", prompts, "--out", tmp_path / "out", "--model", "wan2.1-t2v-1.3b")
     assert result.exit_code == 2
-    assert "cannot download Wan-AI/Wan2.1-T2V-1.3B-Diffusers" in result.stderr
+    assert "cannot download Wan-AI/Wan2.1-T2V-1.3B-Diffusers: the hub cannot be reached" in result.stderr
+    assert "Check the connection, or give --model a folder" in result.stderr
 
 
 def test_a_file_without_prompts_is_wrong_usage(gen: Gen, tmp_path: Path) -> None:

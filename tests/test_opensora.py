@@ -311,12 +311,13 @@ def test_a_folder_of_published_parts_is_a_model(tmp_path: Path) -> None:
     assert load(record, Placement(device="cpu")).fingerprint != first.fingerprint
 
 
-def test_sizes_by_name_are_for_models_that_have_them(chai: Callable[..., Result], tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["embedded", "embedded-opensora"])
+def test_sizes_by_name_are_for_models_that_have_them(chai: Callable[..., Result], tmp_path: Path, model: str) -> None:
     (tmp_path / "prompts.txt").write_text("a red ball\n")
     for option in (("--resolution", "144p"), ("--duration", "2s"), ("--aesthetic-score", "5")):
-        failed = chai("gen", tmp_path / "prompts.txt", "--out", tmp_path / "out", *option)
+        failed = chai("gen", tmp_path / "prompts.txt", "--out", tmp_path / "out", "--model", model, *option)
         assert failed.exit_code == 2
-        assert f"embedded has no {'aesthetic score' if 'score' in option[0] else 'sizes by name'}" in failed.stderr
+        assert f"{model} has no {'aesthetic score' if 'score' in option[0] else 'sizes by name'}" in failed.stderr
 
 
 def test_weights_of_another_model_are_one_sentence(tmp_path: Path) -> None:

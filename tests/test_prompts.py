@@ -140,3 +140,8 @@ def test_any_bytes_give_requests_bad_lines_or_one_sentence(tmp_path_factory, con
         return
     indices = [x.index for x in (*requests, *bad)]
     assert len(set(indices)) == len(indices)
+
+
+def test_a_line_without_a_prompt_names_what_may_have_been_meant(tmp_path: Path) -> None:
+    _, bad = read(tmp_path, '{"promt": "a"}\n{"seed": 1}', ".jsonl")
+    assert [one.why for one in bad] == ["no prompt in this line, but an unknown field 'promt'", "no prompt in this line"]

@@ -684,6 +684,18 @@ def test_warm_goes_on_where_it_was_stopped(
     assert len(list(LatentStore(tmp_path / "cache").entries())) == 3
 
 
+def test_warm_says_before_anything_is_loaded_that_there_are_too_few_steps(
+    warm: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WanBackbone, "__init__", lambda *a: pytest.fail("the model was loaded"))
+    result = warm(FAMILY, "--steps", "2")
+    assert result.exit_code == 2
+    assert (
+        "no prompt can be a donor: a hit takes 2 steps, and this takes no more; give more --num-inference-steps"
+        in result.stderr
+    )
+
+
 def test_warm_dry_run_and_json(warm: Callable[..., Result], tmp_path: Path) -> None:
     result = warm(FAMILY, "--dry-run")
     assert "3 of 6 prompts cover 6" in result.output

@@ -34,6 +34,7 @@ class ModelRecord:
     Attributes:
         parts: Hub ids of a model that is published in several places, by part; behind owner and name, a folder in it.
         aesthetic_score: What prompts are marked with, for a model that was trained on such marks.
+        named_sizes: Whether it was trained on the sizes that its family has names for.
         fast_steps: Steps that corrected hits need, where that was measured.
     """
 
@@ -54,6 +55,7 @@ class ModelRecord:
     embedder: str = "ViT-B-32"
     fast_steps: int | None = None
     aesthetic_score: float | None = None
+    named_sizes: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     unknown_words: Callable[[str], list[str]] | None = field(default=None, compare=False)
 
@@ -208,6 +210,7 @@ FAMILIES = {
             "guidance_scale": 7.0,
             "max_sequence_length": 300,
             "aesthetic_score": 6.5,
+            "named_sizes": True,
         },
     ),
 }
@@ -500,7 +503,7 @@ def download(record: ModelRecord) -> Path:
         raise
     except Exception as error:  # the hub client raises dozens of kinds; all mean the same here
         kind = type(error).__name__
+        why = "the hub cannot be reached" if kind == "LocalEntryNotFoundError" else kind
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise ChaiError(
-            f"cannot download {asked}: {kind}{offline}. Check the name and the connection, or give --model a folder"
-        ) from None
+        what = "the connection" if record.name in RECORDS else "the name and the connection"
+        raise ChaiError(f"cannot download {asked}: {why}{offline}. Check {what}, or give --model a folder") from None

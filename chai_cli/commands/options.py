@@ -295,7 +295,7 @@ def preset(
     family = FAMILIES[record.family]
     named = {"--resolution": resolution, "--aspect-ratio": aspect_ratio, "--duration": duration}
     given = [option for option, value in named.items() if value is not None]
-    if given and family.presets is None:
+    if given and not record.named_sizes:
         raise ChaiError(f"{record.name} has no sizes by name: give --height, --width and --num-frames instead of {given[0]}")
     if aesthetic_score is not None and record.aesthetic_score is None:
         raise ChaiError(f"{record.name} has no aesthetic score; leave out --aesthetic-score")
@@ -303,7 +303,7 @@ def preset(
         raise ChaiError(f"give either --height and --width or {given[0]}")
     if duration and num_frames:
         raise ChaiError("give either --num-frames or --duration")
-    if family.presets is not None:
+    if record.named_sizes and family.presets:
         sizes = family.load(family.presets)
         if resolution or aspect_ratio:
             height, width = sizes.size_of(resolution or sizes.RESOLUTION, aspect_ratio or sizes.ASPECT_RATIO)
