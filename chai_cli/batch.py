@@ -301,8 +301,9 @@ class Batch:
         found = {}
         for look in {donors.size(job.look): job.look for job in todo}.values():
             with suppress(ChaiError):  # a size that the model cannot make is told in its row
-                found[donors.too_small(donors.reuse, look)] = f"{look.width}x{look.height}, {look.num_frames} frames"
-        for why, size in found.items():
+                if len(donors.teachers(donors.reuse, look)) < donors.reuse.least_donors:  # kept under a larger budget
+                    found[f"{look.width}x{look.height}, {look.num_frames} frames"] = donors.too_small(donors.reuse, look)
+        for size, why in found.items():
             if why:
                 self.progress.note(f"no prompt of {size} can be a hit: {why}")
 

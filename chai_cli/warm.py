@@ -147,6 +147,8 @@ def encoded(request: Request, look: Look, renderer: Renderer) -> tuple[Text, flo
     try:
         return renderer.encode(request.prompt, look)
     except Exception as error:
+        error.__traceback__ = None  # it holds tensors
+        renderer.backbone.free_memory()
         return error
 
 

@@ -593,6 +593,8 @@ def test_seconds_of_two_runs_are_not_compared(later: int, speedup: float, warned
     assert figures
     assert (figures.count, figures.speedup) == (30 + later, speedup)
     assert any(warned in line for line in output.warnings(table))
+    few = table.figures(table.rows[1], range(20, 35))  # a row that hits seldom: five of its hits were timed together
+    assert few.speedup == (4.0 if later == 40 else 1.0)
 
 
 def test_kept_videos_have_their_prompts_beside_them(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class ModelFiles(Protocol):
 
 
 class Backbone(Protocol):
-    """A loaded model. One instance serves any number of requests and keeps nothing of one for the next."""
+    """A loaded model. One instance serves any number of requests; nothing of one changes the next."""
 
     record: ModelRecord
     device: torch.device

@@ -101,9 +101,8 @@ class PipelineBackbone(ABC):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise ChaiError(
-                f"{record.name} does not fit on {self.device}: try --offload model or --offload group, or --dtype bfloat16"
-            ) from None
+            less = "a smaller --dtype" if self.offload == "group" else "--offload model or --offload group"
+            raise ChaiError(f"{record.name} does not fit on {self.device}: try {less}") from None
 
     @abstractmethod
     def open(self, folder: Path) -> Any:
@@ -155,10 +154,11 @@ class PipelineBackbone(ABC):
         if self.offload == "model":
             self.pipe.enable_model_cpu_offload(device=self.device)
         elif self.offload == "group":
-            parts = {"onload_device": self.device, "num_blocks_per_group": 1}
-            stream = self.device.type == "cuda"
-            self.pipe.enable_group_offload(**parts, use_stream=stream, exclude_modules=["vae", "text_encoder"])
-            apply_group_offloading(self.pipe.text_encoder, **parts, block_modules=["encoder"])  # its blocks lie one deeper
+            # Not the pipeline's own method: that puts what it leaves out on the device whole, before anything else is done.
+            for transformer in self.transformers():
+                apply_group_offloading(transformer, self.device, num_blocks_per_group=1, use_stream=self.device.type == "cuda")
+            text = {"num_blocks_per_group": 1, "block_modules": ["encoder"]}  # its blocks lie one deeper
+            apply_group_offloading(self.pipe.text_encoder, self.device, **text)
             self.pipe.vae.to(self.device)  # small beside the others, and asked piece by piece
         else:
             self.pipe.to(self.device)
@@ -176,7 +176,11 @@ class PipelineBackbone(ABC):
     def encode(self, prompt: str, look: Look) -> Text:
         encoder = self.pipe.text_encoder
         if self.offload == "none" and encoder.device != self.device:
-            encoder.to(self.device)
+            try:
+                encoder.to(self.device)
+            except Exception:  # half of it is there: to the next prompt it would look as if all were
+                encoder.to("cpu")
+                raise
         cond, uncond, cut = self.embed(prompt, look)
         dtype = self.transformers()[0].dtype
         return Text(cond.to("cpu", dtype), None if uncond is None else uncond.to("cpu", dtype), max(0, cut))

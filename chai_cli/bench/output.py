@@ -242,7 +242,7 @@ def frontier_plot(pyplot: Any, table: Table, summaries: Sequence[Summary], path:
     scale = 100 if table.judged and what == "score" else 1
 
     def point(label: str) -> tuple[float, float, float]:
-        seconds = statistics.fmean(table.made[label, i].total for i in table.cases)
+        seconds = statistics.fmean(table.made[label, i].total for i in table.timed(table.cases))
         if what == "psnr":
             values = [float(table.made[label, i].seen["psnr"]) for i in table.cases]
         else:

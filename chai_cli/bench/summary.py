@@ -159,8 +159,9 @@ class Table:
 
     def timed(self, cases: Sequence[int]) -> list[int]:
         """The requests whose seconds count: those timed in one run, unless they are few or come from a cache that grew."""
-        together = [i for i in cases if i in self.together]
-        return list(cases) if self.workload.grows or len(together) < TIMED else together
+        if self.workload.grows or len(self.together) < TIMED:
+            return list(cases)
+        return [i for i in cases if i in self.together] or list(cases)
 
     def settings(self, cases: Sequence[int], seconds: Callable[[Iterable[float]], float]) -> list[Setting]:
         """Plain sampling on some requests."""

@@ -23,11 +23,13 @@ def clips(record: ModelRecord, backbone: Backbone) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("offload", ["model", "group"])
-def test_an_offloaded_model_makes_the_same(family: Family, offload: str) -> None:
+def test_an_offloaded_model_makes_the_same(family: Family, offload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands for the device here."""
     record, backbone = family
     moved = load(record, Placement(device="cpu"))
     moved.offload = offload  # type: ignore[attr-defined]
+    if offload == "group":  # it may not fit there as a whole
+        monkeypatch.setattr(moved.pipe.text_encoder, "to", lambda *_: pytest.fail("moved whole"))  # type: ignore[attr-defined]
     moved.place(Placement(device="cpu", offload=offload))  # type: ignore[attr-defined]
     assert all(map(np.array_equal, clips(record, moved), clips(record, backbone)))
     if offload == "group":  # the text encoder comes block by block too
@@ -53,6 +55,22 @@ def test_nothing_stays_on_the_device_after_decoding_or_a_failure(family: Family,
     backbone.free_memory()
     assert hook.calls == 2
     assert all(kept is None for kept in getattr(pipe.vae, "_feat_map", []))
+
+
+def test_a_text_encoder_that_did_not_fit_is_not_left_half_there(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, backbone = family
+    went = []
+
+    def to(where: object) -> None:
+        went.append(str(where))
+        if str(where) != "cpu":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(backbone, "device", torch.device("meta"))
+    monkeypatch.setattr(backbone.pipe.text_encoder, "to", to)  # type: ignore[attr-defined]
+    with pytest.raises(torch.OutOfMemoryError):
+        backbone.encode("a red ball", look_of(record, "euler"))
+    assert went == ["meta", "cpu"]
 
 
 @pytest.mark.parametrize("scheduler", ["euler", "unipc"])
