@@ -301,11 +301,11 @@ class Batch:
         found = {}
         for look in {donors.size(job.look): job.look for job in todo}.values():
             with suppress(ChaiError):  # a size that the model cannot make is told in its row
-                if len(donors.teachers(donors.reuse, look)) < donors.reuse.least_donors:  # kept under a larger budget
-                    found[f"{look.width}x{look.height}, {look.num_frames} frames"] = donors.too_small(donors.reuse, look)
+                why = donors.too_small(donors.reuse, look)
+                if why and len(donors.teachers(donors.reuse, look)) < donors.reuse.least_donors:  # kept under a larger budget
+                    found[f"{look.width}x{look.height}, {look.num_frames} frames"] = why
         for size, why in found.items():
-            if why:
-                self.progress.note(f"no prompt of {size} can be a hit: {why}")
+            self.progress.note(f"no prompt of {size} can be a hit: {why}")
 
     def warn_cut(self, cut: list[tuple[Job, int]]) -> None:
         """Say which prompts are longer than the model reads."""

@@ -132,7 +132,7 @@ class Table:
         tried = [i for i in indices if all((label, i) in self.made for label in working)]
         self.cases = [i for i in tried if all((label, i) in good for label in working)]
         self.dropped = len(tried) - len(self.cases)
-        self.together = [i for i in self.cases if len({self.made[label, i].session for label in working}) == 1]
+        self.together = {i for i in self.cases if len({self.made[label, i].session for label in working}) == 1}
         self.judged = bool(self.cases) and all(
             self.made[label, i].seen["reading"] is not None for label in working for i in self.cases
         )
